@@ -190,6 +190,22 @@ class MultiDiscrete(Script):
         return super().agent(obs_size, (1, action_size))
 
 
+class VectorEnv(Script):
+    """A simulator steps its environments together; what is learned there has tests of its own."""
+
+    features: ClassVar[set[str]] = {"simulator"}
+    settings: ClassVar[dict[str, Any]] = {"backend": "gymnasium", "hidden": (8,)}
+    refused: ClassVar[dict[str, list]] = {
+        **{name: values for name, values in Script.refused.items() if name != "run_name"},
+        "init_std": [0.0],
+        "hidden": [(8, 0)],
+    }
+    unsuitable: ClassVar[dict[str, str]] = {
+        "CartPole-v1": "try recipes/discrete_actions.py",
+        "Nowhere-v0": "Nowhere",
+    }
+
+
 class Atari(Script):
     """Observations are stacks of four frames, the network is small here; Adam is PyTorch's."""
 
@@ -417,6 +433,7 @@ SCRIPTS = {
         Script("continuous", "ppo_continuous_action"),
         KLPenalty("kl_penalty", "ppo_kl_penalty"),
         MultiDiscrete("multidiscrete", "ppo_multidiscrete"),
+        VectorEnv("vector_env", "ppo_vector_env"),
         Atari("atari", "ppo_atari"),
         AtariLSTM("lstm", "ppo_atari_lstm"),
         Toy("rlhf", "ppo_rlhf_toy"),

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import os
 import signal
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -172,16 +171,10 @@ class Infinite(Broken):
 class Interrupting(Single):
     """The first one is interrupted in its 60th step, in the third iteration."""
 
-    signal = signal.SIGINT
-
     def step(self, action):
         if self.number == 0 and len(self.taken) == 59:
-            os.kill(os.getpid(), self.signal)
+            signal.raise_signal(signal.SIGINT)
         return super().step(action)
-
-
-class Ending(Interrupting):
-    signal = signal.SIGTERM
 
 
 # --- What makes them: --make vector_simulators:make_same ---
@@ -195,7 +188,6 @@ def maker(make):
 make_same = maker(lambda count: simulator("same", count))
 make_parts = maker(lambda count: simulator("dict", count))
 make_interrupting = maker(lambda count: simulator("same", count, Interrupting))
-make_ending = maker(lambda count: simulator("same", count, Ending))
 # And of those that something is wrong with.
 make_none = maker(lambda count: None)
 make_one = maker(lambda count: Single(0))

@@ -174,6 +174,7 @@ def test_a_seed_that_fails_does_not_stop_the_others_and_is_named_at_the_end(fork
     assert text.strip().endswith(
         "Error: 1 of 3 runs failed: A-v1/seed2 ended with exit code 1: Error: out of luck"
     )
+    assert "shut down" in text
     assert "| A-v1 | 2 | 31.0 ± 21.9 |" in text
     assert [*forked.starts("A-v1/seed3")] == [1]
 

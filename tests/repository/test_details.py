@@ -8,7 +8,6 @@ from adapters import ROOT, SCRIPTS, scripts
 from benchmark.evidence.tags import LIKE_A_TAG, tags_of
 
 FILE = r"(?:\w+: )?(?:[\w-]+/)*\w+\.py L\d+(?:-\d+)?(?:, L\d+(?:-\d+)?)*"
-pytestmark = scripts(*SCRIPTS)
 
 
 def tags(path):
@@ -27,6 +26,7 @@ REQUIRED = {
     "grpo": "6 11-12 R5 R20 G1-8",
     "dpo": "D1-8",
 }
+pytestmark = scripts(*REQUIRED)
 EXTRAS = {  # and deviations
     "clip range annealing": "atari lstm",
     "early stopping": "continuous multidiscrete atari lstm",

@@ -4,8 +4,6 @@ What it shares with the other scripts is tested in test_shared_*.py.
 """
 
 import os
-import sys
-import types
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -253,22 +251,6 @@ def test_each_process_needs_a_gpu_and_steps_of_its_own(monkeypatch):
     monkeypatch.setattr(ppo, "WORLD_SIZE", 2)
     with pytest.raises(ppo.UsageError, match=r"at least 2 \* --num-steps \* --num-envs \(2048\)"):
         ppo.Args(total_timesteps=2047)
-
-
-@pytest.mark.parametrize(
-    ("world_size", "rank", "ranks"),
-    [("1", "1", (0, 0)), ("2", "1", (1, 1)), ("", "", (0, 0)), ("abc", "x", (0, 0))],
-)
-def test_a_rank_counts_only_if_there_are_several_processes(monkeypatch, world_size, rank, ranks):
-    """A cluster may set such variables for other purposes."""
-    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        monkeypatch.setenv(name, world_size)
-    for name in ("RANK", "LOCAL_RANK"):
-        monkeypatch.setenv(name, rank)
-    module = types.ModuleType("again")
-    monkeypatch.setitem(sys.modules, "again", module)
-    exec(Path(ppo.__file__).read_text(), vars(module))
-    assert ranks == (module.RANK, module.LOCAL_RANK)
 
 
 def test_gradients_and_metrics_are_means_over_the_processes(monkeypatch):

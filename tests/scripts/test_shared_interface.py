@@ -50,7 +50,7 @@ def assert_refused(result, word):
     assert not Path("runs").exists() or not list(Path("runs").rglob("checkpoint.pt"))
 
 
-@scripts_with("environments")
+@scripts("continuous", "kl_penalty", "multidiscrete", "vector_env", "atari", "lstm")
 def test_impossible_settings_are_refused_by_their_flags(script):
     assert script.module.Args(gamma=1, num_envs=np.int64(16)).num_envs == 16
     own = {x.name for x in dataclasses.fields(script.module.Args) if x.type is float}
@@ -61,7 +61,7 @@ def test_impossible_settings_are_refused_by_their_flags(script):
                 script.module.Args(**{name: value})
 
 
-@scripts("continuous", "atari", "lstm")
+@scripts("continuous", "vector_env", "atari", "lstm")
 def test_bad_input_is_one_sentence_and_exit_code_2(script, tiny, cli, monkeypatch):
     for line, word in LINES.items():
         assert_refused(cli(line), word)
@@ -73,7 +73,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(script, tiny, cli, monkeypatc
     assert_refused(cli(flags(tiny())), "Not a directory: change --run-name")
 
 
-@scripts("continuous")
+@scripts("continuous", "vector_env")
 def test_a_run_is_tracked_under_its_name_and_a_resumed_one_is_the_same(
     script, tiny, cli, monkeypatch
 ):
@@ -156,7 +156,7 @@ def test_weights_and_biases_gets_the_curves_and_the_settings(script, tiny):
         assert word.encode() in written, word
 
 
-@scripts("continuous", "atari", "lstm")
+@scripts("continuous", "vector_env", "atari", "lstm")
 def test_short_forms_of_settings_are_understood(script, cli, monkeypatch):
     given = []
 

@@ -42,18 +42,11 @@ def test_modes_of_the_caller_do_not_matter_and_are_left_as_they_were(script, tin
         result = script.module.train(tiny("Walk"))
         assert torch.get_default_dtype() == torch.float64
         resumed = script.module.train(resume="runs/run1")
+        assert len(script.module.evaluate("runs/run1", episodes=1)) == 1
     finally:
         torch.set_default_dtype(torch.float32)
     assert_same_runs(expected, result)
     assert same_weights(expected["agent"], resumed["agent"])
-    torch.set_default_dtype(torch.float64)
-    try:
-        saved = script.module.load_checkpoint("runs/run1")
-        assert torch.get_default_dtype() == torch.float64
-        assert same_weights(expected["agent"], saved["agent"])
-        assert len(script.module.evaluate(saved, episodes=1)) == 1
-    finally:
-        torch.set_default_dtype(torch.float32)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             assert_same_runs(expected, script.module.train(tiny("Walk")))
@@ -114,7 +107,7 @@ def test_dropout_is_on_in_updates_only(script, tiny, monkeypatch):
     assert len(script.module.evaluate("runs/run0", episodes=1)) == 1
 
 
-@scripts("continuous", "atari", "lstm")
+@scripts("continuous", "vector_env", "atari", "lstm")
 def test_on_iteration_gets_what_train_returns_and_may_end_the_run(script, tiny):
     seen = []
 

@@ -22,7 +22,7 @@ from fake_envs import Fake, Killed
 from helpers import curves, flags, same_weights
 
 
-@scripts("continuous", "atari", "lstm")
+@scripts("continuous", "vector_env", "atari", "lstm")
 def test_a_run_is_resumed_on_request_only_and_keeps_settings_that_no_flag_changes(
     script, tiny, cli
 ):
@@ -94,7 +94,7 @@ def test_a_killed_run_goes_on_bit_for_bit_and_its_curves_have_each_step_once(
         np.testing.assert_equal(found[tag], expected[tag])
 
 
-@scripts_with("environments")
+@scripts("continuous", "kl_penalty", "multidiscrete", "vector_env", "atari", "lstm")
 @slow_on("kl_penalty", "multidiscrete", "lstm")
 def test_a_run_that_is_stopped_in_its_first_iteration_is_resumed(script, tiny, monkeypatch):
     whole = script.module.train(tiny("Walk"))
@@ -108,7 +108,7 @@ def test_a_run_that_is_stopped_in_its_first_iteration_is_resumed(script, tiny, m
     assert script.module.train(tiny("Walk", run_name="begun"))["episodes"] == whole["episodes"]
 
 
-@scripts("continuous", "atari", "lstm")
+@scripts("continuous", "vector_env", "atari", "lstm")
 def test_a_folder_in_which_a_run_trains_is_refused_until_it_ends(script, tiny):
     taken = []
 
@@ -187,7 +187,7 @@ def test_ctrl_c_says_step_and_folder_and_leaves_the_last_checkpoint(script, tiny
     assert 0 < len(updates) < 8 and updates[-1]["global_step"] < int(step) <= 32 * len(updates) + 32
 
 
-@scripts("continuous", "multidiscrete", "atari", "lstm")
+@scripts("continuous", "multidiscrete", "vector_env", "atari", "lstm")
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGHUP])
 def test_other_signals_end_a_run_like_ctrl_c_and_close_its_environments(
     script, tiny, cli, monkeypatch, hangup, kind
@@ -203,7 +203,7 @@ def test_other_signals_end_a_run_like_ctrl_c_and_close_its_environments(
     assert len(Fake.made) >= 2 and all(env.closed == 1 for env in Fake.made)
 
 
-@scripts("continuous")
+@scripts("continuous", "vector_env")
 def test_a_signal_that_is_ignored_stays_so(script, cli, monkeypatch, hangup):
     """As SIGHUP is after `nohup`."""
     monkeypatch.setattr(script.module, "train", lambda *_, **__: {"run_dir": "here"})
@@ -213,7 +213,7 @@ def test_a_signal_that_is_ignored_stays_so(script, cli, monkeypatch, hangup):
     assert signal.getsignal(hangup) == signal.SIG_IGN
 
 
-@scripts("continuous", "atari", "lstm")
+@scripts("continuous", "vector_env", "atari", "lstm")
 def test_the_last_episodes_are_kept_and_the_log_has_the_means_of_all(script, tiny, monkeypatch):
     whole = script.module.train(tiny("Walk", total_timesteps=160))
     monkeypatch.setattr(script.module, "EPISODES_KEPT", 3)

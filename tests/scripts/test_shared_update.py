@@ -169,21 +169,6 @@ def test_loss_and_metrics_by_hand(script, tiny, recorded, clip):
     assert loss.item() == pytest.approx(total.item(), rel=1e-3)
 
 
-@scripts("continuous", "kl_penalty", "multidiscrete")
-def test_every_metric_is_a_mean_over_samples(script, tiny, recorded):
-    """Since those of minibatches are averaged."""
-    args = tiny("Walk", total_timesteps=32, learning_rate=0.0, norm_adv=False)
-    agent, step, in_update = noisy_step(script, recorded, args)
-    halves = [type(step.data)(*(x[half::2] for x in step.data)) for half in (0, 1)]
-    with torch.no_grad():
-        whole, *parts = (
-            script.module.ppo_loss(agent, x, in_update)[1] for x in (step.data, *halves)
-        )
-    for name, value in whole.items():
-        mean = sum(part[name].item() for part in parts) / 2
-        assert value.item() == pytest.approx(mean, rel=1e-3, abs=1e-5), name
-
-
 @scripts_with("games")
 def test_the_gradient_as_a_whole_is_scaled_down_to_the_limit(script, tiny, recorded, monkeypatch):
     """That its direction is kept, PyTorch sees to."""
@@ -262,7 +247,7 @@ def test_a_run_is_compiled_if_it_is_long_or_told_to_and_a_resumed_one_like_the_w
     assert compiled
 
 
-@scripts("continuous")
+@scripts("continuous", "vector_env")
 def test_where_compiling_fails_the_run_is_eager_but_ones_own_error_is_a_traceback(
     script, tiny, cli, monkeypatch, capsys
 ):

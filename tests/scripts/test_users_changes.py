@@ -159,30 +159,41 @@ def test_the_text_of_a_script_works_where_it_has_no_file(script, monkeypatch):
     assert len(module.evaluate(run_dir, episodes=1)) == 1
 
 
-@scripts_with("games")
-def test_another_agent_is_an_argument_where_games_are_played_too(script, tiny):
-    module = script.module
+class Shift(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.more = torch.nn.Parameter(torch.zeros(1))
 
-    class Doubled(module.Agent):
+    def forward(self, x):
+        return x + self.more
+
+
+@scripts_with("environments")
+def test_another_agent_and_another_way_to_step_are_arguments(script, tiny):
+    module, counted = script.module, []
+
+    class Own(module.Agent):
         def __init__(self, *sizes):
             super().__init__(*sizes)
-            self.more = torch.nn.Parameter(torch.zeros(1))
+            self.value = torch.nn.Sequential(self.value, Shift())
 
-        def forward(self, *inputs):
-            logits, values, *state = super().forward(*inputs)
-            return logits, values + self.more, *state
+    def step(envs, actions):
+        counted.append(len(envs))
+        return module.step_all(envs, actions)
 
-    module.train(tiny("Walk"), agent_class=Doubled)
+    args, own = tiny("Walk"), {"agent_class": Own}
+    own |= {"step_envs": step} if "vector" in script.features else {}  # games have processes
+    module.train(args, **own)
+    assert len(counted) == ("step_envs" in own) * args.total_timesteps / args.num_envs
     with pytest.raises(module.UsageError, match="from another script"):
         module.load_checkpoint("runs/run0")
-    more = tiny("Walk", total_timesteps=160)
-    agent = module.train(more, resume="runs/run0", agent_class=Doubled)["agent"]
-    assert agent.more != 0 and type(agent) is Doubled
-    saved = module.load_checkpoint("runs/run0", Doubled)
+    agent = module.train(tiny("Walk", total_timesteps=160), resume="runs/run0", **own)["agent"]
+    assert agent.value[1].more != 0 and type(agent) is Own
+    saved = module.load_checkpoint("runs/run0", Own)
     assert same_weights(saved["agent"], agent) and len(module.evaluate(saved, episodes=1)) == 1
 
 
-@scripts("continuous", "atari", "lstm")
+@scripts("continuous", "vector_env", "atari", "lstm")
 def test_the_same_settings_can_be_trained_twice(script, tiny):
     args = tiny("Walk", run_name=None)
     before = dataclasses.asdict(args)

@@ -28,25 +28,14 @@ DISTRIBUTION = "logprobs", "entropies"
 # --- What the scripts compute: outputs from a module and the inputs of a case ---
 
 
-def gae(m, x):
+def gae(m, x, settings=lambda x: [x.gamma, x.gae_lambda]):
     following = x.next_values.masked_fill(x.terminated, 0.0)
-    done = (x.terminated | x.truncated).double()
-    advantages = m.gae(x.rewards, x.values, following, done, x.gamma, x.gae_lambda)
-    return {"advantages": advantages, "returns": advantages + x.values}
-
-
-def short_gae(m, x):
-    following = x.next_values.masked_fill(x.terminated, 0.0)
-    done = (x.terminated | x.truncated).double()
-    found = m.gae(x.rewards, x.values, following, done, x)
-    return dict(zip(("advantages", "returns"), found, strict=True))
-
-
-def batched_gae(m, x):
-    following = x.next_values.masked_fill(x.terminated, 0.0)
-    done = (x.terminated | x.truncated).bool()
-    advantages = m.gae(x.rewards, x.values, following, done, x)
-    return {"advantages": advantages, "returns": advantages + x.values}
+    done = x.terminated | x.truncated
+    done = done if m.__name__ == "ppo_vector_env" else done.double()
+    found = m.gae(x.rewards, x.values, following, done, *settings(x))
+    if isinstance(found, tuple):
+        return dict(zip(("advantages", "returns"), found, strict=True))
+    return {"advantages": found, "returns": found + x.values}
 
 
 def batched_agent(m, sizes):
@@ -77,40 +66,6 @@ def batched_ppo_loss(m, x):
     loss, metrics = m.ppo_loss(heads, batch, SimpleNamespace(**vars(x), clip_vloss=True))
     names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac")
     return {"loss": loss} | {name: metrics[f"losses/{name}"] for name in names}
-
-
-def batched_update(m, weights, gradients, step_size, **settings):
-    """Steps with given gradients: the weights afterwards, the state of Adam, metrics."""
-    agent = Slope(*weights)
-    flat = nn.utils.parameters_to_vector(agent.parameters()).detach()
-    nn.utils.vector_to_parameters(flat, agent.parameters())
-    adam = {"weights": flat, "mean": 0 * flat, "square": 0 * flat}
-    adam["step"] = torch.zeros((), dtype=torch.float64)
-    loss = patch.object(m, "ppo_loss", lambda agent, mb, args: (agent.loss(mb), {}))
-    with loss, patch.object(m, "Batch", lambda *gradients: gradients):
-        minibatches = torch.arange(len(gradients[0]))[:, None]
-        step_size = torch.tensor(step_size).double()
-        args = SimpleNamespace(**settings)
-        return flat, adam, m.ppo_update(agent, adam, gradients, minibatches, step_size, args)
-
-
-def batched_adam(m, x):
-    assert x.eps == 1e-5
-    step_size = x.learning_rate
-    return {
-        "parameters": batched_update(
-            m, [x.parameters], [x.gradients], step_size, max_grad_norm=1e9
-        )[0]
-    }
-
-
-def batched_clip_gradient(m, x):
-    tensors = [x.weight, x.bias]
-    zeros, batch = [0 * y for y in tensors], [y[None] for y in tensors]
-    _, adam, rows = batched_update(m, zeros, batch, 1.0, max_grad_norm=x.max_norm)
-    weight, bias = (adam["mean"] / (1 - 0.9)).split([4, 2])
-    norm = rows[0]["losses/grad_norm"]
-    return {"norm": norm, "weight": weight.view(2, 2), "bias": bias}
 
 
 def normalize_obs(m, x):
@@ -177,17 +132,25 @@ class Slope(nn.Module):
         return sum((x * y[0]).sum() for x, y in zip(self.weights, minibatch))
 
 
-def update(m, weights, gradients, **settings):
-    """Steps with given gradients: the weights afterwards, the state of Adam, metrics."""
+def update(m, weights, gradients, learning_rate, **settings):
+    """Steps with given gradients: the weights afterwards, the state of Adam, the last norm."""
     agent = Slope(*weights)
     flat = nn.utils.parameters_to_vector(agent.parameters()).detach()
     nn.utils.vector_to_parameters(flat, agent.parameters())
-    adam = {"weights": flat, "mean": 0 * flat, "square": 0 * flat, "step": torch.zeros(())}
-    args = SimpleNamespace(**{name: torch.tensor(x).double() for name, x in settings.items()})
+    zero = torch.zeros((), dtype=torch.float64)
+    adam = {"weights": flat, "mean": 0 * flat, "square": 0 * flat, "step": zero}
+    step_size = torch.tensor(learning_rate).double()
     loss = patch.object(m, "ppo_loss", lambda agent, mb, args: (agent.loss(mb), {}))
     with loss, patch.object(m, "Batch", lambda *gradients: gradients):
         indices = torch.arange(len(gradients[0]))[:, None]
-        return flat, adam, m.ppo_update(agent, adam, gradients, indices, args)
+        if m.__name__ == "ppo_vector_env":
+            args = SimpleNamespace(**settings)
+            metrics = m.ppo_update(agent, adam, gradients, indices, step_size, args)[-1]
+            return flat, adam, metrics["losses/grad_norm"]
+        floats = {name: torch.tensor(x).double() for name, x in settings.items()}
+        args = SimpleNamespace(learning_rate=step_size, **floats)
+        metrics = m.ppo_update(agent, adam, gradients, indices, args)
+        return flat, adam, metrics["losses/grad_norm"][-1]
 
 
 def approx_kl(m, x):
@@ -195,17 +158,19 @@ def approx_kl(m, x):
 
 
 def adam(m, x):
-    settings = {"learning_rate": x.learning_rate, "adam_eps": x.eps, "max_grad_norm": 1e9}
-    return {"parameters": update(m, [x.parameters], [x.gradients], **settings)[0]}
+    assert x.eps == 1e-5  # which ppo_vector_env.py has as a constant
+    settings = {"adam_eps": x.eps, "max_grad_norm": 1e9}
+    found = update(m, [x.parameters], [x.gradients], x.learning_rate, **settings)
+    return {"parameters": found[0]}
 
 
 def clip_gradient(m, x):
-    settings = {"learning_rate": 1.0, "adam_eps": 1e-5, "max_grad_norm": x.max_norm}
+    settings = {"adam_eps": 1e-5, "max_grad_norm": x.max_norm}
     tensors = [x.weight, x.bias]
     zeros, batch = [0 * y for y in tensors], [y[None] for y in tensors]
-    _, adam, metrics = update(m, zeros, batch, **settings)
+    _, adam, norm = update(m, zeros, batch, 1.0, **settings)
     weight, bias = (adam["mean"] / (1 - 0.9)).split([4, 2])
-    return {"norm": metrics["losses/grad_norm"][0], "weight": weight.view(2, 2), "bias": bias}
+    return {"norm": norm, "weight": weight.view(2, 2), "bias": bias}
 
 
 def paper_kl_coef(m, x):
@@ -287,8 +252,7 @@ ENVIRONMENTS, CLIPPING = f"{VECTOR} {GAMES}", f"continuous multidiscrete {GAMES}
 # Formulas; names of scripts, or other modules; what computes the outputs there.
 OURS = [
     ("gae", ENVIRONMENTS, gae),
-    ("gae", "ppo_minimal", short_gae),
-    ("gae", "ppo_vector_env", batched_gae),
+    ("gae", "ppo_minimal ppo_vector_env", partial(gae, settings=lambda x: [x])),
     ("normalize_obs", VECTOR, normalize_obs),
     ("normalize_obs", "ppo_vector_env", batched_normalize_obs),
     (
@@ -310,10 +274,8 @@ OURS = [
     ("categorical", GAMES, categorical),
     ("categorical masked_categorical multi_categorical", "multidiscrete", categorical_with_masks),
     ("kl_estimates", f"{ENVIRONMENTS} rlhf", approx_kl),
-    ("adam_ppo2", VECTOR, adam),
-    ("adam_ppo2", "ppo_vector_env", batched_adam),
-    ("clip_gradient", VECTOR, clip_gradient),
-    ("clip_gradient", "ppo_vector_env", batched_clip_gradient),
+    ("adam_ppo2", f"{VECTOR} ppo_vector_env", adam),
+    ("clip_gradient", f"{VECTOR} ppo_vector_env", clip_gradient),
     ("paper_kl_coef", "kl_penalty", paper_kl_coef),
     ("rlhf_kl_coef", "rlhf", rlhf_kl_coef),
     ("rlhf_advantages", "rlhf", rlhf_advantages),
