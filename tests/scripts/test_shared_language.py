@@ -270,19 +270,11 @@ def test_a_run_has_a_name_in_a_notebook_too_and_what_the_caller_has_set_does_not
     script, monkeypatch
 ):
     """Threads, the type of floats, gradients; all that is as before, afterwards."""
-    seen = []
-
-    def state():
-        inference = torch.is_inference_mode_enabled()
-        return (
-            torch.get_num_threads(),
-            torch.get_default_dtype(),
-            torch.is_grad_enabled(),
-            inference,
-        )
+    seen, ask = [], (torch.get_num_threads, torch.get_default_dtype, torch.is_grad_enabled)
+    ask = *ask, torch.is_inference_mode_enabled
 
     def interrupted(args, *_):
-        seen.append((args.run_name.rpartition("__")[0], *state()))
+        seen.append((args.run_name.rpartition("__")[0], *(x() for x in ask)))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(script.home, "train_sft", interrupted)
@@ -293,7 +285,7 @@ def test_a_run_has_a_name_in_a_notebook_too_and_what_the_caller_has_set_does_not
             with mode, pytest.raises(KeyboardInterrupt):
                 script.module.train(script.args(run_name=None, seed=5))
             monkeypatch.delattr(script.module, "__file__", raising=False)
-        assert state() == (2, torch.float64, True, False)
+        assert [x() for x in ask] == [2, torch.float64, True, False]
     finally:
         torch.set_default_dtype(torch.float32)
     names = f"{script.path.stem}__5", "notebook__5"
