@@ -61,7 +61,7 @@ def test_impossible_settings_are_refused_by_their_flags(script):
                 script.module.Args(**{name: value})
 
 
-@scripts("continuous", "vector_env", "atari", "lstm")
+@scripts("continuous", "vector_env", "atari")
 def test_bad_input_is_one_sentence_and_exit_code_2(script, tiny, cli, monkeypatch):
     for line, word in LINES.items():
         assert_refused(cli(line), word)
@@ -156,7 +156,7 @@ def test_weights_and_biases_gets_the_curves_and_the_settings(script, tiny):
         assert word.encode() in written, word
 
 
-@scripts("continuous", "vector_env", "atari", "lstm")
+@scripts("continuous", "vector_env", "atari")
 def test_short_forms_of_settings_are_understood(script, cli, monkeypatch):
     given = []
 
@@ -226,7 +226,7 @@ def test_a_choice_that_there_is_not_is_refused_by_its_name(script):
         assert [script.module.Args(compile=x).compile for x in (True, False)] == ["yes", "no"]
 
 
-@scripts("continuous", "atari", "lstm")
+@scripts("continuous", "atari")
 def test_settings_that_could_not_be_loaded_again_are_refused_before_training(script, tiny):
     @dataclasses.dataclass(frozen=True)
     class Mine(script.module.Args):

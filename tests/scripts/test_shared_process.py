@@ -13,7 +13,7 @@ from helpers import assert_same_runs, same_weights
 from torch import nn
 
 
-@scripts("continuous", "atari", "lstm")
+@scripts("continuous", "atari")
 def test_a_second_run_in_the_process_is_refused_until_the_first_one_ends(script, tiny):
     """In the same thread and in another one, as those of Optuna's n_jobs."""
     refused = []

@@ -22,7 +22,7 @@ from fake_envs import Fake, Killed
 from helpers import curves, flags, same_weights
 
 
-@scripts("continuous", "vector_env", "atari", "lstm")
+@scripts("continuous", "vector_env", "atari")
 def test_a_run_is_resumed_on_request_only_and_keeps_settings_that_no_flag_changes(
     script, tiny, cli
 ):
@@ -108,7 +108,7 @@ def test_a_run_that_is_stopped_in_its_first_iteration_is_resumed(script, tiny, m
     assert script.module.train(tiny("Walk", run_name="begun"))["episodes"] == whole["episodes"]
 
 
-@scripts("continuous", "vector_env", "atari", "lstm")
+@scripts("continuous", "vector_env")
 def test_a_folder_in_which_a_run_trains_is_refused_until_it_ends(script, tiny):
     taken = []
 
@@ -187,7 +187,7 @@ def test_ctrl_c_says_step_and_folder_and_leaves_the_last_checkpoint(script, tiny
     assert 0 < len(updates) < 8 and updates[-1]["global_step"] < int(step) <= 32 * len(updates) + 32
 
 
-@scripts("continuous", "multidiscrete", "vector_env", "atari", "lstm")
+@scripts("continuous", "vector_env")
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGHUP])
 def test_other_signals_end_a_run_like_ctrl_c_and_close_its_environments(
     script, tiny, cli, monkeypatch, hangup, kind

@@ -119,7 +119,7 @@ def test_training_uses_one_thread_and_leaves_the_process_what_it_had(script, tin
         assert threads() == before
 
 
-@scripts("continuous", "atari", "lstm", "rlhf")
+@scripts("continuous", "atari", "rlhf")
 def test_main_in_a_notebook_takes_the_default_settings(script, monkeypatch):
     """The command line there is that of the kernel."""
     given = []
@@ -131,7 +131,7 @@ def test_main_in_a_notebook_takes_the_default_settings(script, monkeypatch):
     assert given == [script.module.Args(), script.module.Args(seed=3)]
 
 
-@scripts_with("vector")
+@scripts("continuous", "vector_env")
 def test_a_module_in_the_current_folder_is_found(script, tiny, cli, monkeypatch):
     """The interpreter itself looks for it in the script's folder only."""
     monkeypatch.setattr(sys, "path", [x for x in sys.path if x not in ("", os.getcwd())])
@@ -185,7 +185,7 @@ def test_another_agent_and_another_way_to_step_are_arguments(script, tiny):
     assert same_weights(saved["agent"], agent) and len(module.evaluate(saved, episodes=1)) == 1
 
 
-@scripts("continuous", "vector_env", "atari", "lstm")
+@scripts("continuous", "vector_env", "atari")
 def test_the_same_settings_can_be_trained_twice(script, tiny):
     args = tiny("Walk", run_name=None)
     before = dataclasses.asdict(args)
@@ -233,7 +233,7 @@ for name, make in (("House", Rooms), ("Outside", OUTSIDE), ("Endless", rooms(end
     gym.register(f"{name}-v0", make)
 
 
-@scripts_with("vector")
+@scripts("continuous", "multidiscrete")
 def test_a_dict_environment_of_ones_own_trains_and_its_policy_acts(script, cli):
     result = script.module.train(script.args(run_name=None), Rooms)
     run_dir = result["run_dir"]
@@ -259,7 +259,7 @@ def test_a_dict_environment_of_ones_own_trains_and_its_policy_acts(script, cli):
 ROOMS = Rooms()
 
 
-@scripts_with("vector")
+@scripts("continuous")
 def test_only_the_module_that_the_flag_names_is_the_users_mistake(script, cli, monkeypatch):
     """What is missing in an environment's own code keeps its traceback, which names the file."""
     monkeypatch.syspath_prepend(".")
