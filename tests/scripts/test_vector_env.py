@@ -543,19 +543,6 @@ def test_a_run_that_is_continued_keeps_its_agent(trained, cli, flag):
     assert (trained / "checkpoint.pt").read_bytes() == before
 
 
-def test_random_numbers_of_a_gpu_are_those_of_the_simulator(run, monkeypatch):
-    """They are seeded before it is made, and an agent that is made later leaves them alone."""
-    seeds = record(monkeypatch, torch.cuda, "manual_seed_all")
-    before = []
-
-    def make(way, num_envs):
-        before.append(len(seeds))
-        return simulator(way, num_envs)
-
-    found = run(total_timesteps=T * N, make=make)
-    assert before == [1] and seeds == [(found.options[0][1], None)]
-
-
 def test_a_new_step_size_counts_for_a_run_whose_step_size_the_kl_has_changed(run):
     found = run(total_timesteps=T * N, target_kl=1e-4)
     assert found.updates[0]["charts/learning_rate"] == 0.01
@@ -574,17 +561,6 @@ def test_a_step_size_that_has_been_annealed_is_not_where_the_kl_begins(run):
 def test_a_run_that_is_continued_stays_in_its_folder(trained, cli):
     code, _, error = cli(f"--resume {trained} --total-timesteps 864 --run-name other")
     assert code == 2 and "--run-name: a run stays in its folder, runs/done." in error
-
-
-def test_whether_a_step_was_the_last_one_depends_on_the_iterations_that_are_left(run, capsys):
-    found = run(total_timesteps=T * N)
-    for total, last in ((2 * T * N - 1, True), (2 * T * N, False)):
-        capsys.readouterr()
-        run(resume=found.run_dir, total_timesteps=total)
-        assert ("was the last one" in capsys.readouterr().out) == last
-    less = {"total_timesteps": 3 * T * N - 10, "num_envs": 4}  # an iteration is smaller now
-    assert run(resume=found.run_dir, **less).updates[-1]["global_step"] > 2 * T * N
-    assert "was the last one" not in capsys.readouterr().out
 
 
 def test_a_step_size_of_0_learns_nothing_and_says_so(run):
