@@ -50,20 +50,20 @@ def learn(flags):
 
 
 @pytest.mark.parametrize(
-    ("path", "world_size", "ranks"),
+    ("module", "world_size", "rank"),
     [
-        *((ppo_atari.__file__, x, y) for x, y in (("1", 0), ("2", 1), ("", 0), ("abc", 0))),
-        *((ppo_vector_env.__file__, x, y) for x, y in (("1", 0), ("2", 1), ("", 0))),
+        *((ppo_atari, x, y) for x, y in (("1", 0), ("2", 1), ("", 0), ("abc", 0))),
+        *((ppo_vector_env, x, y) for x, y in (("1", 0), ("2", 1), ("", 0))),
     ],
 )
-def test_a_rank_counts_only_if_there_are_several_processes(monkeypatch, path, world_size, ranks):
+def test_a_rank_counts_only_if_there_are_several_processes(monkeypatch, module, world_size, rank):
     """A cluster may set such variables for other purposes."""
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, world_size)
     for name in ("RANK", "LOCAL_RANK"):
         monkeypatch.setenv(name, "1")
-    found = runpy.run_path(path)
-    assert {found["RANK"], found.get("LOCAL_RANK", ranks)} == {ranks}
+    found = runpy.run_path(module.__file__)
+    assert {found["RANK"], found.get("LOCAL_RANK", rank)} == {rank}
 
 
 def test_processes_share_gradients_and_weights_but_not_games(two_processes):
