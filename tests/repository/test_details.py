@@ -44,7 +44,7 @@ def test_each_script_has_each_detail_it_owes_once_and_the_known_extras(script):
         numbers = range(int(first), int(last or first) + 1)
         required += [f"{series}{x}" if series else f"{x}/37" for x in numbers]
     assert sorted(x.number for x in found if x.kind == "Detail") == sorted(required)
-    extras = [title for title, scripts in EXTRAS.items() if script.name in scripts.split()]
+    extras = [title for title, names in EXTRAS.items() if script.name in names.split()]
     assert sorted(x.title for x in found if x.kind != "Detail") == sorted(extras)
 
 
