@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from adapters import scripts, scripts_with
+from adapters import scripts, scripts_with, slow_on
 from helpers import same_weights
 
 import grpo_minimal
@@ -86,6 +86,7 @@ def test_grpo_minimal_on_the_gpu_learns_what_it_does_on_the_processor(gpu, monke
 
 
 @scripts_with("environments")
+@slow_on("kl_penalty")
 def test_a_run_on_the_gpu_that_is_there_is_that_of_the_processor(
     script, tiny, gpu, recordings, monkeypatch
 ):
@@ -156,6 +157,7 @@ def test_processes_that_wait_for_each_other_are_not_recorded_and_one_of_them_log
     assert result["run_dir"] is None and not Path("runs").exists() and not capsys.readouterr().err
 
 
+@pytest.mark.slow
 @scripts("continuous")
 def test_the_wrapper_in_cpp_is_for_the_processor_and_advice_on_gpus_is_not_shown(
     script, monkeypatch
