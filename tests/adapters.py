@@ -48,8 +48,8 @@ class Script:
     tests ask of it stands there.
     """
 
-    # What it can do; tests choose scripts by these words, or by name: see `on`.
-    features: ClassVar[set[str]] = {"environments", "vector", "gaussian", "clips"}
+    # What it can do, by which tests choose scripts: see `scripts_with`.
+    features: ClassVar[set[str]] = {"environments", "vector", "gaussian"}
     real = f"HalfCheetah-v4 {SHORT} 20480"  # a run that can be killed
     refused: ClassVar[dict[str, list]] = {  # setting -> values; the refusal names its flag
         "num_envs": [0],
@@ -180,7 +180,7 @@ class KLPenalty(Script):
 class MultiDiscrete(Script):
     """Minibatches end with the masks of the valid choices."""
 
-    features: ClassVar[set[str]] = {"environments", "vector", "clips", "masks"}
+    features: ClassVar[set[str]] = {"environments", "vector", "masks"}
     real = f"CartPole-v1 {SHORT} 40960"
     space = "Discrete"
     refused: ClassVar[dict[str, list]] = {**Script.refused, "bins": [1]}
@@ -190,10 +190,26 @@ class MultiDiscrete(Script):
         return super().agent(obs_size, (1, action_size))
 
 
+class VectorEnv(Script):
+    """A simulator steps its environments together; what is learned there has tests of its own."""
+
+    features: ClassVar[set[str]] = {"simulator"}
+    settings: ClassVar[dict[str, Any]] = {"backend": "gymnasium", "hidden": (8,)}
+    refused: ClassVar[dict[str, list]] = {
+        **{name: values for name, values in Script.refused.items() if name != "run_name"},
+        "init_std": [0.0],
+        "hidden": [(8, 0)],
+    }
+    unsuitable: ClassVar[dict[str, str]] = {
+        "CartPole-v1": "try recipes/discrete_actions.py",
+        "Nowhere-v0": "Nowhere",
+    }
+
+
 class Atari(Script):
     """Observations are stacks of four frames, the network is small here; Adam is PyTorch's."""
 
-    features: ClassVar[set[str]] = {"environments", "games", "clips"}
+    features: ClassVar[set[str]] = {"environments", "games"}
     real = "Breakout --num-steps 16 --total-timesteps 7680"
     space = "Frames"
     settings: ClassVar[dict[str, Any]] = {"torch_threads": 1, "num_minibatches": 2}
@@ -280,7 +296,7 @@ class Atari(Script):
 class AtariLSTM(Atari):
     """Minibatches are whole sequences of some environments: starts and states stand behind."""
 
-    features: ClassVar[set[str]] = {"environments", "games", "clips", "recurrent"}
+    features: ClassVar[set[str]] = {"environments", "games", "recurrent"}
     settings: ClassVar[dict[str, Any]] = {**Atari.settings, "num_envs": 4, "num_steps": 8}
     frames = 1
 
@@ -417,6 +433,7 @@ SCRIPTS = {
         Script("continuous", "ppo_continuous_action"),
         KLPenalty("kl_penalty", "ppo_kl_penalty"),
         MultiDiscrete("multidiscrete", "ppo_multidiscrete"),
+        VectorEnv("vector_env", "ppo_vector_env"),
         Atari("atari", "ppo_atari"),
         AtariLSTM("lstm", "ppo_atari_lstm"),
         Toy("rlhf", "ppo_rlhf_toy"),
@@ -426,12 +443,17 @@ SCRIPTS = {
 }
 
 
-def on(*words: str) -> pytest.MarkDecorator:
-    """Run a test on the scripts that have one of these names or features, by its `script`.
+def scripts(*names: str) -> pytest.MarkDecorator:
+    """Run a test on these scripts, by its `script`.
 
     What a script has copied is tested where it is from: the copies are the same.
     """
-    return pytest.mark.on(*words)
+    return pytest.mark.scripts(*names)
+
+
+def scripts_with(*features: str) -> pytest.MarkDecorator:
+    """Run a test on the scripts that have all of these features."""
+    return pytest.mark.scripts_with(*features)
 
 
 def slow_on(*names: str) -> pytest.MarkDecorator:

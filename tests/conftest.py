@@ -26,7 +26,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "on(*words): the scripts that have such names or features")
+    config.addinivalue_line("markers", "scripts(*names): those that the test runs on")
+    config.addinivalue_line("markers", "scripts_with(*features): those that have all of them")
     config.addinivalue_line("markers", "slow_on(*names): scripts for which the test is slow")
 
 
@@ -47,18 +48,21 @@ def pytest_runtest_setup(item):
 
 
 def pytest_generate_tests(metafunc):
-    """Tests with a `script` run on those that they are `on`, or on all with environments."""
+    """Tests with a `script` run on those that a mark names, by their names or their features."""
     if "script" in metafunc.fixturenames:
         import adapters
 
-        mark, only = metafunc.definition.get_closest_marker("on"), metafunc.config.option.script
-        words = {*mark.args} if mark else {"environments"}
-        chosen = [x for x in adapters.SCRIPTS.values() if words & {x.name, *x.features}]
-        names = [x.name for x in chosen if only in (None, x.name)]
-        late = metafunc.definition.get_closest_marker("slow_on")
+        mark, only = metafunc.definition.get_closest_marker, metafunc.config.option.script
+        named, featured, late = mark("scripts"), mark("scripts_with"), mark("slow_on")
+        chosen = [
+            name
+            for name, x in adapters.SCRIPTS.items()
+            if (name in named.args if named else {*featured.args} <= x.features)
+        ]
+        chosen = [x for x in chosen if only in (None, x)]
         slow = {*late.args} if late and only is None else ()
-        scripts = [pytest.param(x, marks=pytest.mark.slow) if x in slow else x for x in names]
-        metafunc.parametrize("script", scripts, indirect=True)
+        params = [pytest.param(x, marks=pytest.mark.slow) if x in slow else x for x in chosen]
+        metafunc.parametrize("script", params, indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +145,18 @@ def recordings(monkeypatch):
     import fake_gpu
 
     return fake_gpu.install_recordings(monkeypatch)
+
+
+@pytest.fixture
+def two_processes(monkeypatch):
+    """Call a function in two processes, as torchrun does, but forks; return both results."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    stack = functools.partial(inspect.stack, context=0)  # each call would read sources for 0.2 s
+    monkeypatch.setattr(inspect, "stack", stack)
+    place = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "start_method": "fork"}
+    launch = functools.partial(elastic_launch, LaunchConfig(1, 1, 2, **place))
+    return lambda function, *inputs: launch(function)(*inputs).values()
 
 
 @pytest.fixture

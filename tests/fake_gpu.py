@@ -1,7 +1,7 @@
 """An imitation of a GPU: a second device in the processor's memory.
 
 Which tensors lie on it is noted. Operations refuse to mix them with others, as those of a GPU do,
-and compute the same bits. test_fake_gpu.py has what it can do.
+and compute the same bits.
 """
 
 import contextlib

@@ -71,8 +71,9 @@ def flags(args: Any) -> str:
         name = name.replace("_", "-")
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
-        elif value is not None:
-            words.append(f"--{name} {value}")
+        elif value not in (None, ()):
+            values = value if isinstance(value, tuple) else (value,)
+            words.append(" ".join([f"--{name}", *map(str, values)]))
     return " ".join(words)
 
 

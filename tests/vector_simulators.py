@@ -2,7 +2,6 @@
 
 import functools
 import math
-import os
 import signal
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -124,27 +123,7 @@ def simulator(way, num_envs, kind=None):
     return batched(makes, autoreset_mode=MODE.get(way, AutoresetMode.SAME_STEP))
 
 
-def make_same(num_envs, seed, device):
-    return simulator("same", num_envs)
-
-
-def make_next(num_envs, seed, device):
-    return simulator("next", num_envs)
-
-
 # --- Simulators that something is wrong with ---
-
-
-def make_none(num_envs, seed, device):
-    return None
-
-
-def make_one(num_envs, seed, device):
-    return Single(0)
-
-
-def make_few(num_envs, seed, device):
-    return simulator("same", 4)
 
 
 class Nested(Tensors):
@@ -169,18 +148,6 @@ class Four(Tensors):
         return obs, rewards, failed, infos
 
 
-def make_blind(num_envs, seed, device):
-    return Blind("same", num_envs)
-
-
-def make_nested(num_envs, seed, device):
-    return Nested("none", num_envs)
-
-
-def make_four(num_envs, seed, device):
-    return Four("none", num_envs)
-
-
 class Seedless(Tensors):
     """As rsl_rl's: it was made with the seed."""
 
@@ -188,24 +155,8 @@ class Seedless(Tensors):
         return super().reset()
 
 
-def make_seedless(num_envs, seed, device):
-    return Seedless("none", num_envs)
-
-
-def make_off(num_envs, seed, device):
-    return simulator("off", num_envs)
-
-
-def make_parts(num_envs, seed, device):
-    return simulator("dict", num_envs)
-
-
 class Choices(Single):
     action_space = gym.spaces.Discrete(3)
-
-
-def make_choices(num_envs, seed, device):
-    return simulator("same", num_envs, Choices)
 
 
 class Broken(Single):
@@ -224,35 +175,38 @@ class Infinite(Broken):
         return obs, reward + (math.inf if len(self.taken) == 31 and self.number == 3 else 0), *rest
 
 
-def make_broken(num_envs, seed, device):
-    return simulator("same", num_envs, Broken)
-
-
-def make_infinite(num_envs, seed, device):
-    return simulator("same", num_envs, Infinite)
-
-
 class Interrupting(Single):
     """The first one is interrupted in its 60th step, in the third iteration."""
 
-    signal = signal.SIGINT
-
     def step(self, action):
         if self.number == 0 and len(self.taken) == 59:
-            os.kill(os.getpid(), self.signal)
+            signal.raise_signal(signal.SIGINT)
         return super().step(action)
 
 
-class Ending(Interrupting):
-    signal = signal.SIGTERM
+# --- What makes them: --make vector_simulators:make_same ---
 
 
-def make_interrupting(num_envs, seed, device):
-    return simulator("same", num_envs, Interrupting)
+def maker(make):
+    """A function of what the script gives, by one of the number of environments."""
+    return lambda num_envs, seed, device: make(num_envs)
 
 
-def make_ending(num_envs, seed, device):
-    return simulator("same", num_envs, Ending)
+make_same = maker(lambda count: simulator("same", count))
+make_parts = maker(lambda count: simulator("dict", count))
+make_interrupting = maker(lambda count: simulator("same", count, Interrupting))
+# And of those that something is wrong with.
+make_none = maker(lambda count: None)
+make_one = maker(lambda count: Single(0))
+make_few = maker(lambda count: simulator("same", 4))
+make_off = maker(lambda count: simulator("off", count))
+make_choices = maker(lambda count: simulator("same", count, Choices))
+make_broken = maker(lambda count: simulator("same", count, Broken))
+make_infinite = maker(lambda count: simulator("same", count, Infinite))
+make_blind = maker(lambda count: Blind("same", count))
+make_nested = maker(lambda count: Nested("none", count))
+make_four = maker(lambda count: Four("none", count))
+make_seedless = maker(lambda count: Seedless("none", count))
 
 
 # --- The settings of a run, and the steps of its single environments ---

@@ -333,6 +333,7 @@ def main() -> int:
         count = len([*statements(text)])
         found, failing = survivors(script, chosen)
         wrong = [x for x in found if x not in reasons]
+        wrong += sorted(reasons.keys() - {x.name for x in mutants(text)})  # which are no changes
         print(f"{script}: {count} statements, {len(chosen)} changes tried, {len(found)} survive,")
         print(f"{len(wrong)} of them without a reason", *wrong, sep="\n- ", flush=True)
         if failing:

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -96,8 +96,13 @@ def healthy_run(suite: Suite, folders: Folders) -> Figure:
 # --- Rows ---
 
 
-def rows_with_ours(suite: Suite, values: dict[str, statistics.Estimate]) -> Axes:
-    """A row per label: our value and its interval; the marker is hollow where there is none."""
+def normalized(suite: Suite, folders: Folders) -> Figure:
+    """Average normalized scores beside those of the paper, a row for each variant.
+
+    Ours have their intervals; the marker is hollow where there is none.
+    """
+    scores = tables.normalized(suite, folders)
+    values = tables.averages(scores)
     if not values:
         raise BenchmarkError(f"No run of {suite.name} can be compared yet.")
     axes = Figure(figsize=(9, 1.1 + 0.24 * len(values))).subplots()
@@ -111,26 +116,9 @@ def rows_with_ours(suite: Suite, values: dict[str, statistics.Estimate]) -> Axes
     axes.axvline(0, color=PPO2, linewidth=0.8)
     axes.set_yticks(range(len(values)), values)
     axes.set_ylim(len(values) - 0.5, -0.5)
-    return axes
-
-
-def draw_others(
-    axes: Axes, labels: Iterable[str], values: Mapping[str, float], source: str, mark: str
-) -> None:
-    """Somebody's numbers in the rows of ours."""
-    known = [(values[x], row) for row, x in enumerate(labels) if x in values]
-    style = {"color": "black", "markersize": 5, "zorder": 4, "label": source}
-    if known:
-        axes.plot(*zip(*known), mark, **style)
-
-
-def normalized(suite: Suite, folders: Folders) -> Figure:
-    """Average normalized scores beside those of the paper."""
-    scores = tables.normalized(suite, folders)
-    values = tables.averages(scores)
-    axes = rows_with_ours(suite, values)
-    paper = tables.paper_scores(suite)
-    draw_others(axes, values, paper, "paper, 21 runs in 7 environments", "x")
+    paper, style = tables.paper_scores(suite), {"color": "black", "markersize": 5, "zorder": 4}
+    theirs = [paper[x] for x in values]
+    axes.plot(theirs, range(len(values)), "x", label="paper, 21 runs in 7 environments", **style)
     about = f"average score in {len(scores.columns)} environments"
     axes.set_xlabel(f"{about}, 0: random, 1: best run")
     return axes.figure

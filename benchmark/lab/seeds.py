@@ -21,7 +21,6 @@ from benchmark.lab import plots, results
 from benchmark.lab.definitions import Folders, file_name
 from benchmark.lab.logs import UNKNOWN, read, runs_table, window_of_all
 from benchmark.lab.provenance import BenchmarkError, files_named, version_on_disk
-from benchmark.lab.record import LAST_100
 from benchmark.lab.results import by_environment, done
 from benchmark.lab.run import (
     ENDED,
@@ -189,7 +188,7 @@ def show(name: str, folders: Folders) -> None:
             drawn += logs.values()
             notes |= {x.note for x in logs.values() if x.averaged and x.note}
             episodes |= {(title, x): y.episodes for x, y in logs.items() if not y.averaged}
-            scores = [scores_of(x) for x in records]
+            scores = [x.get("scores", {}) for x in records]  # none if no episode has ended
             window = window_of_all(filter(None, scores))
             scores = score_cells([x.get(window, np.nan) for x in scores], "score", ddof=1)
             cells = [scores | {"score: mean of the": window}]
@@ -214,13 +213,6 @@ def show(name: str, folders: Folders) -> None:
         path = folders.results / "episodes.csv"
         table.rename(columns={"global_step": "step"}).to_csv(path)
         print(f"Episodes: {path}")
-
-
-def scores_of(record: dict[str, Any]) -> dict[str, float]:
-    """Mean returns of a run by the part of it; none if no episode has ended."""
-    if record["score"] is None or "scores" in record:
-        return record.get("scores", {})
-    return {record.get("scored_over", LAST_100): record["score"]}  # of an older version of `seeds`
 
 
 def models_rows(models: list[dict[str, dict[str, Any]]]) -> list[dict[str, str]]:

@@ -71,22 +71,14 @@ def with_interval(found: Estimate, form: Callable[[float], str] = number) -> str
     return form(found.value) + ends
 
 
-def mean_with_interval(
-    values: Iterable[float],
-    form: Callable[[float], str] = number,
-    statistic: Statistic = statistics.mean,
-) -> str:
-    """The mean of those that are known, or another statistic, with its interval; or a dash."""
-    known = pd.Series(values, dtype=float).dropna().to_numpy()
-    return with_interval(estimate([known], statistic), form) if len(known) else "–"
-
-
 def score_cells(scores: Iterable[float], title: str = LAST_100, ddof: int = 0) -> dict[str, str]:
     """Cells about the scores of runs in one environment; `ddof` as in `plus_minus`."""
     scores = pd.Series(scores, dtype=float)
     known = scores.dropna()
     seeds = f"{len(known)}" + f" of {len(scores)}" * (len(known) < len(scores))
-    middle = mean_with_interval(known, statistic=statistics.interquartile_mean)
+    middle = "–"
+    if len(known):
+        middle = with_interval(estimate([known.to_numpy()], statistics.interquartile_mean))
     return {"seeds": seeds, title: plus_minus(known, ddof=ddof), "IQM [95 %]": middle}
 
 

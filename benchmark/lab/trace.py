@@ -12,7 +12,7 @@ import tempfile
 import traceback
 import types
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -62,8 +62,6 @@ class Script(ast.NodeTransformer):
         self.statements: list[Statement] = []
         self.at: dict[int, Statement] = {}  # by line
         self.around: list[ast.stmt] = []  # functions and classes around what is visited
-        for before, after in TEXTS.items():
-            text = text.replace(before, after)
         try:
             self.tree = ast.fix_missing_locations(self.visit(ast.parse(text)))
         except SyntaxError as error:
@@ -271,12 +269,7 @@ SETTINGS = (
 )
 # The same for constants of a script.
 CONSTANTS = {"GAME_PROCESSES": 1, "MAX_GAME_STEPS": 40, "NUM_SAMPLES": 64, "NUM_EVALUATED": 16}
-# And for what is neither: fewer prompts are held out, and one right digit earns a reward, because
-# an untrained model never has a whole sum right.
-TEXTS = {
-    "split([1000, 9000])": "split([20, 9980])",
-    "(responses == solve(prompts)).all(dim=1)": "(responses == solve(prompts)).any(dim=1)",
-}
+FEW = 20  # prompts that are answered at once
 
 
 def only_imported(script: Script, index: int, *result: Any) -> Any:
@@ -324,6 +317,18 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".: ")
 
 
+def judged_by_a_token(respond: Callable) -> Callable:
+    """What answers prompts in grpo_minimal.py: few of them, and an even first token is right, since
+    a model that is hardly trained never has a whole sum right.
+    """
+
+    def call(model: Any, prompts: torch.Tensor, tries: int) -> tuple[torch.Tensor, ...]:
+        prompts, responses, rewards = respond(model, prompts[:FEW], tries)
+        return prompts, responses, (responses[:, 0] % 2 == 0).view_as(rewards).float()
+
+    return call
+
+
 def execute(script: Script, settings: dict[str, Any], arrays: dict) -> Run:
     """Train, go on from the checkpoint if the script can, and act with the trained policy.
 
@@ -332,6 +337,8 @@ def execute(script: Script, settings: dict[str, Any], arrays: dict) -> Run:
     module = load(script)
     for name in CONSTANTS.keys() & vars(module).keys():
         setattr(module, name, CONSTANTS[name])
+    if {"solve", "respond"} <= vars(module).keys():
+        module.respond = judged_by_a_token(module.respond)
     torch.manual_seed(0)  # an agent that is loaded is first made, with random weights
     recorder = module._record_ = Recorder(script, module.__name__, arrays)
     fields = {x.name for x in dataclasses.fields(module.Args)}

@@ -2,11 +2,8 @@
 
 import json
 import math
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +16,6 @@ from stable_baselines3 import PPO
 
 from benchmark.evidence import pages
 from benchmark.lab import compare, logs, plots, statistics
-from benchmark.lab.definitions import Folders
-from benchmark.lab.provenance import ROOT, BenchmarkError
 
 
 def test_a_log_of_stable_baselines3_is_compared_and_checked(tmp_path, command, drawn):
@@ -66,17 +61,6 @@ def test_scores_and_chances_are_those_of_the_end_of_the_runs(tmp_path, command):
     assert of_c.startswith(f"{certain}But 3 seeds are few: in ")
     assert 8 <= int(re.search(r"in (\d+)% of such comparisons", of_c)[1]) <= 12
     assert of_c.endswith("two equal settings differ this much, and this is one of 2.")
-
-
-def test_runs_of_two_simulators_of_ones_own_are_no_pair_and_no_row(command):
-    for name in ("walker", "arm"):
-        for seed in (1, 2):
-            settings = {"env_id": "HalfCheetah-v4", "make": f"robots:{name}", "seed": seed}
-            write_plain(Path(name, str(seed)), **settings)
-    code, text = command("compare", "walker", "arm")
-    assert code == 2 and "walker has robots:walker; arm has robots:arm." in text
-    code, text = command("check", ".")
-    assert code == 0 and "HalfCheetah" not in text and text.count("\nmetric ") == 2
 
 
 def test_with_many_seeds_the_better_group_is_named_first_or_last(tmp_path, command):
@@ -191,15 +175,6 @@ def test_only_runs_whose_settings_agree_in_all_but_seed_and_name_are_seeds(
     assert "are not seeds of one setting" in text or not differs
 
 
-def test_the_settings_of_every_run_of_a_group_are_compared():
-    settings = [{"seed": str(k), "gamma": "0.9"} for k in range(3)]
-    runs = [logs.Log(Path(f"a/{x['seed']}"), "A-v1", None, None, settings=x) for x in settings]
-    assert compare.require_seeds(logs.runs_table({"a": runs})) == []
-    settings[2]["gamma"] = "0.8"
-    with pytest.raises(BenchmarkError, match=r"differ in gamma \(0.9, 0.8\)"):
-        compare.require_seeds(logs.runs_table({"a": runs}))
-
-
 def test_logs_without_settings_are_seeds_only_in_one_folder_or_by_request(tmp_path, command):
     for task, level in (("MiniGrid-Empty-5x5-v0", 9.0), ("MiniGrid-DoorKey-5x5-v0", 1.0)):
         for seed in (1, 2):
@@ -238,15 +213,6 @@ def test_a_run_that_two_groups_have_is_refused(tmp_path, command, words, committ
     assert code == 2 and "would count on both sides: give folders or patterns" in text
 
 
-def test_a_copy_that_is_left_out_of_its_group_counts_on_no_side(tmp_path, command):
-    for name, level in (("a", 1.0), ("b", 2.0)):
-        write_plain(tmp_path / name, level)
-    shutil.copytree("a", "again")
-    shutil.move("again", "a/again")
-    code, text = command("compare", "a", "b")
-    assert code == 0 and "Left out: a/again: a copy of a." in text
-
-
 def write_ours(
     folder, returns=(1.0,), script="ppo", note=None, imported="", length=1000, **settings
 ):
@@ -268,14 +234,11 @@ def write_ours(
     [
         ({"note": "1"}, {"note": "1"}, "in no setting; the script is the same."),
         ({"note": "1"}, {"note": "1", "gamma": 0.9}, "in gamma (none, 0.9); the script is the"),
-        ({"note": "1"}, {"note": "1", "script": "copy"}, "in no setting; the script is the same."),
         ({"note": "1"}, {"note": "2"}, "in the script (ppo.py with hash "),
         ({"note": "1"}, {"note": "1", "imported": "3"}, "in the script (ppo.py with hash "),
-        ({"note": "1"}, {"note": "2", "script": "mine"}, "in the script (ppo.py and mine.py)."),
         ({}, {"script": "mine"}, "in the script (ppo.py and mine.py)."),
         ({}, {"script": "mine", "gamma": 0.9}, "in gamma (none, 0.9) and the script (ppo.py and m"),
         ({}, {}, "in no setting.\nThe logs of a, b do not show whether their code is the same."),
-        ({}, {"note": "1"}, "in no setting.\nThe logs of a, b do not show whether their code is"),
     ],
 )
 def test_scripts_that_differ_are_named(tmp_path, command, a, b, said):
@@ -283,14 +246,6 @@ def test_scripts_that_differ_are_named(tmp_path, command, a, b, said):
     write_ours(tmp_path / "b/1", [2.0], **b)
     code, text = command("compare", "a", "b")
     assert code == 0 and f"b differs from a {said}" in text
-
-
-def test_code_that_logs_of_others_do_not_show_is_named(tmp_path, command):
-    for name, own in (("a", "ppo"), ("b", "ppo_mine"), ("c", "ppo")):
-        write_cleanrl(tmp_path / name, exp_name=own)
-    code, text = command("compare", "a", "b", "c")
-    assert code == 0 and "b differs from a in exp_name (ppo, ppo_mine).\n" in text
-    assert "c differs from a in no setting.\nThe logs of a, b, c do not show whether th" in text
 
 
 @pytest.mark.parametrize("other", [{"script": "mine"}, {"note": "2"}])
@@ -319,36 +274,7 @@ def test_all_runs_in_an_environment_are_scored_over_one_window(
     assert code == 0 and f"| {score} (2) |" in text and f"| {window} |\n" in text
 
 
-def test_runs_in_which_no_episode_ended_are_named_as_such(tmp_path, command):
-    write_ours(tmp_path / "a/1")
-    write_ours(tmp_path / "b/1", [])
-    code, text = command("compare", "a", "b")
-    assert code == 2 and text.endswith("b/1: no episode has ended in its 1,000 steps.\n")
-
-
-def test_small_returns_are_told_apart(tmp_path, command):
-    for seed in (1, 2, 3):
-        write_plain(tmp_path / f"a/{seed}", 0.002 + seed / 1e5)
-        write_plain(tmp_path / f"b/{seed}", 0.004 + seed / 1e5)
-    code, text = command("compare", "a", "b")
-    assert code == 0 and "| 0.00202 [0.00201, 0.00203] (3) | 0.00402 [" in text
-
-
-def test_figures_need_no_backend_of_a_notebook():
-    """matplotlib cannot be imported if MPLBACKEND names what is not installed."""
-    text = "from benchmark.__main__ import main; main(['list', 'smoke']); import matplotlib"
-    own = {**os.environ, "MPLBACKEND": "of_a_notebook"}
-    ended = subprocess.run([sys.executable, "-c", text], env=own, cwd=ROOT, capture_output=True)
-    assert ended.returncode == 0, ended.stderr
-
-
-def test_table_prints_that_of_a_suite_and_report_works_with_one_suite(command, committed, tmp_path):
-    place = ("--results", committed.results)
-    code, text = command("table", "minimal", *place)
-    assert code == 0 and "Hopper-v4" in text and text.startswith("| ")
-    assert any(text.strip() in page.read_text() for page in pages.PAGES)
+def test_table_prints_that_of_a_suite(command, committed):
+    code, text = command("table", "minimal", "--results", committed.results)
+    assert code == 0 and any(text.strip() in page.read_text() for page in pages.PAGES)
     assert "No run of minimal is finished." in command("table", "minimal", "--results", "x")[1]
-    for kind in ("jsonl", "csv"):
-        shutil.copy(committed.results / f"minimal.{kind}", tmp_path)
-    blocks = {name: pages.block(name, Folders(tmp_path)) for name in pages.BLOCKS}
-    assert "1738 ± 62 (5)" in blocks["scripts"]

@@ -1,7 +1,6 @@
 """How runs are read: which folders are runs, and what is known of them."""
 
 import os
-import shutil
 
 import numpy as np
 import pandas as pd
@@ -47,15 +46,6 @@ def test_linked_run_folders_are_followed_once(tmp_path):
     assert len(logs.find(str(tmp_path))) == 3
 
 
-def test_a_copy_of_a_run_is_left_out(tmp_path):
-    for seed in (1, 2):
-        write_cleanrl(tmp_path / f"{seed}", seed)
-    shutil.copytree(tmp_path / "1", tmp_path / "1 (copy)")
-    found, left_out = logs.search(str(tmp_path))
-    assert [x.seed for x in found] == ["1", "2"]
-    assert "/1 (copy)/" in left_out[0] and f": a copy of {tmp_path}/1/" in left_out[0]
-
-
 @pytest.mark.parametrize("both", [True, False])
 def test_returns_of_a_second_writer_count_only_if_the_first_has_none(tmp_path, both):
     write_plain(tmp_path / "eval", level=900.0, metrics=False)
@@ -99,14 +89,6 @@ def test_the_log_next_to_a_checkpoint_of_somebody_else_is_read(tmp_path, saved):
     with pytest.raises(BenchmarkError, match=r": checkpoint\.pt (cannot|has no)") as said:
         logs.find(str(tmp_path))
     assert "\n" not in str(said.value)
-
-
-def test_a_checkpoint_is_not_mapped_while_it_is_read(tmp_path, monkeypatch):
-    load, given = torch.load, {}
-    monkeypatch.setattr(torch, "load", lambda *_, **how: given.update(how) or load(*_, **how))
-    torch.save({"updates": []}, tmp_path / "checkpoint.pt")
-    record.read_checkpoint(tmp_path / "checkpoint.pt")
-    assert not given.get("mmap")
 
 
 def test_of_two_runs_in_one_folder_the_last_counts(tmp_path):

@@ -4,7 +4,6 @@ import json
 import math
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import torch
 from benchmark.evidence.baselines import rsl_rl_ppo, stable_baselines3_ppo
 from benchmark.evidence.runs import flags_of
 from benchmark.evidence.suites import SUITES
-from benchmark.lab import record, results, run
+from benchmark.lab import record, results
 from benchmark.lab.definitions import Folders
 
 FOLDERS = Folders()
@@ -107,40 +106,11 @@ def test_baselines_with_other_seeds_begin_other_episodes(monkeypatch):
     assert len({*np.concatenate(first)}) == 6
 
 
-def test_rsl_rl_leaves_what_is_kept_of_a_run_and_resets_in_the_same_step(tmp_path, monkeypatch):
-    pytest.importorskip("rsl_rl", reason="needs rsl-rl-lib==5.5.1, which nothing else here needs")
-    size = "--num-envs 4 --num-steps 64 --num-minibatches 2 --update-epochs 1 --seed 3"
-    line = f"rsl_rl_ppo --env-id Hopper-v4 --total-timesteps 512 {size}"
-    monkeypatch.setattr(sys, "argv", line.split())
-    rsl_rl_ppo.main()
-    facts, _ = record.summarize_steps(tmp_path / "runs/run")
-    assert facts["steps"] == facts["settings"]["total_timesteps"] == 512 and facts["hours"] > 0
-    assert facts["episodes"] > 8
-
-    simulator = rsl_rl_ppo.Environments(rsl_rl_ppo.Args(env_id="Hopper-v4", num_envs=2))
-    ended = 0
-    for _ in range(100):
-        obs, _, dones, extras = simulator.step(torch.ones(2, 3))
-        first = obs["policy"][dones == 1]  # near 1.25, the height at which episodes begin
-        assert torch.allclose(first[:, 0], torch.tensor(1.25), atol=0.01)
-        assert not extras["time_outs"].any()
-        ended += int(dones.sum())
-    assert ended > 2
-
-
 def test_numbers_without_a_word_in_json_are_null(tmp_path):
     rows = [{"score": math.nan, "models": {"ppo": [math.inf, 1.5, np.float64("-inf")]}, "x": "NaN"}]
     results.write_lines(tmp_path / "a.jsonl", rows)
     expected = '{"score": null, "models": {"ppo": [null, 1.5, null]}, "x": "NaN"}\n'
     assert (tmp_path / "a.jsonl").read_text() == expected
-
-
-def test_memory_is_in_mib_on_every_system(monkeypatch):
-    used = SimpleNamespace(ru_maxrss=3 * 2**20)
-    monkeypatch.setattr(sys, "platform", "linux")
-    assert run.peak_mib(used) == 3 * 2**10
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert run.peak_mib(used) == 3
 
 
 # Scripts that have become recipes since the runs that stand for them.

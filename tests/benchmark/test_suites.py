@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 import tyro
 
-from benchmark.evidence import pages
 from benchmark.evidence.runs import changed, flags_of, folder_of, name_of, select
 from benchmark.evidence.suites import SUITES
-from benchmark.evidence.suites.scripts import SCRIPTS
 from benchmark.lab.definitions import Folders
 from benchmark.lab.provenance import ROOT, BenchmarkError
 
@@ -64,14 +62,3 @@ def test_texts_are_replaced_one_after_the_other_whatever_comments_are_between_th
     assert changed(text, [("if a:\n    b\n", "d\n")]) == "d\n    # c\n"
     with pytest.raises(BenchmarkError, match=r"0 times: beta = c\n(.|\n)*line is 2: beta = d"):
         changed("alpha = 1\nbeta = d\n", [("beta = c", "e")])
-
-
-def test_every_script_has_a_row_and_its_runs():
-    paths = [*ROOT.glob("*.py"), *ROOT.glob("recipes/*_on_reviews.py")]
-    wrong = set(SCRIPTS) ^ {x.relative_to(ROOT).as_posix() for x in paths}
-    assert not wrong, f"Correct the rows of {wrong} in benchmark/evidence/suites/scripts.py."
-    beside = {"ppo_minimal.py": "minimal.py", "grpo_minimal.py": "minimal_grpo.py"}
-    beside |= {f"recipes/{x}_on_reviews.py": f"{x}_rlhf_toy.py" for x in ("grpo", "dpo")}
-    for name, script in SCRIPTS.items():
-        run, *_ = pages.runs_behind(script, FOLDERS)
-        assert Path(run.record["script"]).name == beside.get(name, name)

@@ -4,14 +4,12 @@ import math
 import re
 from types import SimpleNamespace
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from benchmark.evidence import figures, pages, tables
-from benchmark.evidence.suites import SUITES
-from benchmark.lab import plots, results
-from benchmark.lab.definitions import CLOSED, Folders
+from benchmark.evidence import pages, tables
+from benchmark.lab import results
+from benchmark.lab.definitions import Folders
 
 FOLDERS = Folders()
 
@@ -94,74 +92,8 @@ def test_tables_by_hand(case, folders):
         assert any(re.fullmatch(pattern, x) for x in text.splitlines()), row
 
 
-def test_every_figure_stands_in_a_page():
-    texts = "".join(page.read_text() for page in pages.PAGES)
-    drawn = {x.name for x in figures.FOLDER.glob("*.png")} - {"site.png"}  # for sharing
-    assert len(drawn) > 5 and [x for x in drawn if f"figures/{x})" not in texts] == []
-    for path in CLOSED.glob("*/*.png"):
-        assert f"({path.name})" in path.with_name("page.md").read_text(), path
-
-
-def test_curves_over_minutes_end_when_their_runs_did(folders):
-    """One program takes 6 and 12 minutes for 1,000 steps, the other one 30."""
-    folders.results.mkdir()
-    suite = SUITES["minimal"]
-    for name, hours in (("figure3", [0.1, 0.2]), ("minimal", [0.5])):
-        keys = [{"environment": "Hopper-v4", "variant": "", "seed": x} for x in range(len(hours))]
-        settings = {"settings": {"total_timesteps": 1000}}
-        lines = [x | settings | {"hours": y} for x, y in zip(keys, hours)]
-        results.write_lines(folders.results / f"{name}.jsonl", lines)
-        rows = [x | {"step": step, "return": step / 10} for x in keys for step in (10, 1000)]
-        pd.DataFrame(rows).to_csv(folders.results / f"{name}.csv", index=False)
-    (axes,) = figures.minutes(suite, folders).axes
-    ends = {x.get_label(): x.get_xydata()[-1].tolist() for x in axes.lines}
-    assert ends["ppo_continuous_action.py"] == pytest.approx([9, 100])
-    assert ends["ppo_minimal.py"] == pytest.approx([30, 100])
-    assert axes.get_xlim() == pytest.approx((0, 30))
-
-
 def test_a_return_by_some_step_is_the_mean_of_the_episodes_of_the_last_tenth_of_a_million():
     points = [(400_000, 1, 99.0), (450_000, 3, 2.0), (500_000, 1, 6.0), (550_000, 1, 99.0)]
     curve = pd.DataFrame(points, columns=["step", "episodes", "return"])
     assert tables.mean_before(SimpleNamespace(curve=curve), 500_000) == "3.0"
     assert tables.mean_before(SimpleNamespace(curve=curve), 300_000) == "–"
-
-
-def test_a_legend_is_no_wider_than_its_figure(tmp_path):
-    figure, (axes, *_) = plots.one_panel_each("abc")
-    for label in range(5):
-        axes.plot([0, 1], label=f"four frames and no memory at all {label}")
-    plots.save(lambda: figure, tmp_path / "a.png")
-    (legend,) = figure.legends
-    assert legend.get_window_extent().width <= figure.bbox.width
-
-
-def test_a_figure_is_drawn_again_if_its_data_or_the_code_that_draws_it_change(
-    folders, monkeypatch, tmp_path
-):
-    folders.results.mkdir()
-    drawn, code, suite = [], tmp_path / "code.py", SUITES["games"]
-    monkeypatch.setitem(figures.FIGURES, "curves", lambda *_: drawn.append(1) or plt.figure())
-    monkeypatch.setattr(figures, "CODE", [str(code)])
-    for count, name in ((1, "games"), (1, "figure3"), (2, "games"), (2, "")):
-        if name:
-            run = {"environment": "A-v1", "variant": "", "seed": count}
-            results.write_lines(folders.results / f"{name}.jsonl", [run])
-        figures.draw(suite, "curves", folders, tmp_path)
-        assert len(drawn) == count
-    code.write_text("x = 1")
-    figures.draw(suite, "curves", folders, tmp_path)
-    (tmp_path / "games.png").unlink()
-    figures.draw(suite, "curves", folders, tmp_path)
-    assert len(drawn) == 4
-
-
-def test_every_switch_stands_beside_its_details():
-    rows = [row.split(" | ") for row in pages.details_table(FOLDERS).splitlines()[2:]]
-    worth = {x: row[3] for row in rows for x in (row[0].strip("| ").removesuffix("/37"), row[1])}
-    assert {str(number) for number in range(1, 38)} <= worth.keys()
-    switches = tables.switches()
-    assert len(switches) == 19 + 1 + 5
-    for switch in switches:
-        text = f"{switch.label.removeprefix('extra: ')}: {switch.effect.value:+.0%} ["
-        assert all(text in worth[detail] for detail in switch.details)

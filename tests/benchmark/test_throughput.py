@@ -87,17 +87,6 @@ def test_a_measurement_that_failed_leaves_the_last_measurement(measure, folders,
     assert "2 repetitions in turns" in table
 
 
-def test_a_measurement_on_a_gpu_needs_one_and_its_entries_see_it(measure, monkeypatch):
-    both = {"atari": measurement(10), "gpu_atari": measurement(10, gpu=True)}
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "The GPU")
-    for there, count in ((False, 1), (True, 2), (False, 2)):  # each keeps its place
-        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
-        lines, _ = measure(both, "--repetitions", "1")
-        assert [x["measurement"] for x in lines] == [*both][:count]
-    assert [x["steps_per_second"] for x in lines] == pytest.approx([10, 11])
-    assert [x["title"] for x in lines] == ["Two", "Two (The GPU)"]
-
-
 # CleanRL's script as `throughput` sees it: it logs, saves nothing, has no --run-name. After a slow
 # first iteration, one of 10 steps takes 2 seconds.
 CLEANRL = """

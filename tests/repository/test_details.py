@@ -11,7 +11,6 @@ from adapters import ROOT, SCRIPTS
 from benchmark.evidence.tags import LIKE_A_TAG, tags_of
 
 FILE = r"(?:\w+: )?(?:[\w-]+/)*\w+\.py L\d+(?:-\d+)?(?:, L\d+(?:-\d+)?)*"
-OWN_TESTS = ("ppo_minimal", "grpo_minimal", "ppo_vector_env", "ppo_llm")
 PATHS = {name: x.path for name, x in SCRIPTS.items()} | {"llm": ROOT / "ppo_llm.py"}
 
 
@@ -31,15 +30,6 @@ def tags(path):
     """The tags of a script, twice if they have two numbers; the kind of what has no number."""
     found = [(x, y) for x in tags_of(path.read_text()) for y in x.number.split(", ")]
     return [x._replace(number=y or x.kind) for x, y in found]
-
-
-def test_every_script_has_an_adapter_and_every_adapter_a_script():
-    """Otherwise the tests of all scripts would pass one over in silence."""
-    own_tests = {ROOT / f"{x}.py" for x in OWN_TESTS}
-    paths = {x.path for x in SCRIPTS.values()} | own_tests
-    scripts = {*ROOT.glob("*.py"), *ROOT.glob("recipes/*_on_reviews.py")}
-    wrong = {x.name for x in scripts ^ paths}
-    assert not wrong, f"Correct the adapters of {wrong}, SCRIPTS in tests/adapters.py."
 
 
 REQUIRED = {
@@ -90,19 +80,6 @@ def test_each_script_has_each_detail_it_owes_once_and_the_known_extras(tagged):
     assert sorted(x.title for x in found if x.kind != "Detail") == sorted(extras)
 
 
-def test_a_malformed_tag_is_an_error():
-    for line in ("# Detail: title", "# Extra title", "# Detail 3/37: a [a.py L1] b"):
-        with pytest.raises(ValueError, match="Malformed"):
-            tags_of(f"x = 1\n    {line}\n")
-    text = "# Extra: a b (c, not d), e [f.py L1]\n# Why.\n# Detail R2: g\nx = 1\n"
-    text += "# Detail 9/37, R19: h (c)\n"
-    assert tags_of(text) == [
-        (1, "Extra", "", "a b", ["c", "not d"], "f.py L1", "Why."),
-        (3, "Detail", "R2", "g", [], "", ""),
-        (5, "Detail", "9/37, R19", "h", ["c"], "", ""),
-    ]
-
-
 def test_a_number_has_the_same_title_in_every_script():
     """A tag with two numbers has a title of its own."""
     titles = {}
@@ -126,19 +103,3 @@ def test_a_tag_has_a_source_settings_that_exist_and_its_reason_below_it(tagged):
         reason, below = lines[tag.line : tag.line + 2]
         assert re.fullmatch(r"# [A-Z].{20,97}\.", reason) and not LIKE_A_TAG.match(reason), reason
         assert below and (below[0] != "#" or LIKE_A_TAG.match(below)), tag
-
-
-def test_links_are_well_formed(tagged):
-    """[file.py L12-34, L56; other.py L7], numbers ascending; or a paper."""
-    for link in re.findall(r"\[[^\[\]\n]*\.py\b[^\[\]\n]*\]", tagged.path.read_text()):
-        for part in link[1:-1].split("; "):
-            assert re.fullmatch(FILE, part) or ".py" not in part, link
-            numbers = [int(x) for x in re.findall(r"(?<=[L-])\d+", part.partition(".py ")[2])]
-            assert numbers == sorted(set(numbers)), link
-
-
-def test_second_sites_refer_to_a_tag_of_the_script_or_of_one_that_it_copies(tagged):
-    text = tagged.path.read_text()
-    homes = {ROOT / x for x in re.findall(r"# Copied from (\w+\.py)", text)} | {tagged.path}
-    numbers = {x.number.split("/")[0] for home in homes for x in tags(home)}
-    assert {x for x in re.findall(r"# as Detail (\w+)", text)} <= numbers

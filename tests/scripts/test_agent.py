@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from adapters import on
+from adapters import scripts_with
 from helpers import gain_of
 from torch import nn
 
@@ -16,7 +16,7 @@ def linear_layers(network):
     return [x for x in network.modules() if isinstance(x, torch.nn.Linear)]
 
 
-@on("vector")
+@scripts_with("vector")
 def test_networks_are_two_tanh_layers_of_64_and_a_head_with_the_gains_of_ppo2(script):
     agent, obs = script.agent(17, 6), torch.randn(7, 17)
     for network, gain in ((agent.policy, 0.01), (agent.value, 1.0)):
@@ -29,7 +29,7 @@ def test_networks_are_two_tanh_layers_of_64_and_a_head_with_the_gains_of_ppo2(sc
         torch.testing.assert_close(network(obs).view(expected.shape), expected)
 
 
-@on("gaussian")
+@scripts_with("gaussian")
 def test_log_std_is_a_zero_parameter_and_the_same_in_every_state(script):
     agent = script.agent(17, 6)
     assert agent.log_std.shape == (1, 6) and (agent.log_std == 0).all()

@@ -4,8 +4,6 @@ What it shares with the other scripts is tested in test_shared_*.py.
 """
 
 import os
-import sys
-import types
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -14,8 +12,8 @@ import moviepy
 import numpy as np
 import pytest
 import torch
-from adapters import SCRIPTS, on, slow_on
-from helpers import assert_same_runs, gain_of, record
+from adapters import SCRIPTS, scripts, scripts_with, slow_on
+from helpers import gain_of, record
 from torch import nn
 
 import ppo_atari as ppo
@@ -97,7 +95,7 @@ def test_bfloat16_changes_little_and_keeps_weights_in_float32(network, monkeypat
     assert 0 < (half - full).norm() / full.norm() < 0.02
 
 
-@on("games")
+@scripts_with("games")
 def test_bfloat16_is_refused_on_processors_that_only_emulate_it(script, tiny, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     assert script.module.train(tiny(bfloat16=True, total_timesteps=32))["agent"].bfloat16
@@ -109,7 +107,7 @@ def test_bfloat16_is_refused_on_processors_that_only_emulate_it(script, tiny, mo
 # --- The loop ---
 
 
-@on("games")
+@scripts_with("games")
 def test_rollout_stores_one_byte_per_pixel_and_the_policy_is_sampled(script, tiny, monkeypatch):
     args = tiny("Walk")
     forwards = record(monkeypatch, script.module.Agent, "forward")
@@ -124,7 +122,7 @@ def test_rollout_stores_one_byte_per_pixel_and_the_policy_is_sampled(script, tin
     assert len(torch.cat([actions for *_, actions in draws]).unique()) > 2
 
 
-@on("games")
+@scripts_with("games")
 @slow_on("lstm")
 def test_threads_are_few_while_games_are_played_and_as_before_after_train(
     script, tiny, monkeypatch
@@ -145,7 +143,7 @@ def test_threads_are_few_while_games_are_played_and_as_before_after_train(
     assert torch.get_num_threads() == 3
 
 
-@on("atari")
+@scripts("atari")
 def test_the_loss_is_compiled_unless_told_otherwise(script, tiny, monkeypatch):
     calls, loss = [], script.module.ppo_loss
 
@@ -159,7 +157,7 @@ def test_the_loss_is_compiled_unless_told_otherwise(script, tiny, monkeypatch):
         assert len(calls) == 4
 
 
-@on("games")
+@scripts_with("games")
 def test_processes_and_threads_are_not_more_than_the_cores_that_may_be_used(script, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 6})
@@ -169,17 +167,7 @@ def test_processes_and_threads_are_not_more_than_the_cores_that_may_be_used(scri
     assert names["GAME_PROCESSES"] == 3 and vars(names["Args"]()) == settings
 
 
-@on("games")
-def test_whole_numbers_are_good_for_settings_that_are_floats(script, tiny):
-    whole = {"learning_rate": 0, "clip_coef": 1, "max_grad_norm": 1, "gamma": 1}
-    a, b = (
-        script.module.train(tiny("Walk", **{name: kind(x) for name, x in whole.items()}))
-        for kind in (int, float)
-    )
-    assert_same_runs(a, b)
-
-
-@on("games")
+@scripts_with("games")
 @slow_on("lstm")
 def test_flags_change_the_game_that_is_evaluated_and_filmed(script, tiny, cli, monkeypatch):
     script.module.train(tiny("Walk", total_timesteps=32))
@@ -195,7 +183,7 @@ def test_flags_change_the_game_that_is_evaluated_and_filmed(script, tiny, cli, m
     assert len(steps) == 2 * (4 + 2)  # the next game's presses included
 
 
-@on("atari")
+@scripts("atari")
 def test_a_loaded_policy_acts_on_frames_by_what_is_likely_and_by_noise(script, tiny):
     agent, env = script.module.train(tiny())["agent"], script.module.make_env(tiny())
     policy, obs = script.module.load_policy("runs/run0", env), env.reset(seed=0)[0]
@@ -222,7 +210,7 @@ def test_compiled_run_equals_the_eager_one():
 # --- The command line ---
 
 
-@on("games")
+@scripts_with("games")
 @pytest.mark.parametrize(
     ("line", "settings"),
     [
@@ -242,7 +230,7 @@ def test_paper_sets_the_papers_settings_and_flags_beside_it_win(
     assert [(x.update_epochs, x.vf_coef, x.anneal_clip) for x in given] == [settings]
 
 
-@on("games")
+@scripts_with("games")
 def test_a_resumed_run_keeps_its_settings_and_paper_changes_them(script, tiny, cli):
     script.module.train(tiny("Walk", total_timesteps=32, gamma=0.9, vf_coef=0.7))
     code, _, err = cli("--resume runs/run0 --total-timesteps 64 --paper")
@@ -263,22 +251,6 @@ def test_each_process_needs_a_gpu_and_steps_of_its_own(monkeypatch):
     monkeypatch.setattr(ppo, "WORLD_SIZE", 2)
     with pytest.raises(ppo.UsageError, match=r"at least 2 \* --num-steps \* --num-envs \(2048\)"):
         ppo.Args(total_timesteps=2047)
-
-
-@pytest.mark.parametrize(
-    ("world_size", "rank", "ranks"),
-    [("1", "1", (0, 0)), ("2", "1", (1, 1)), ("", "", (0, 0))],
-)
-def test_a_rank_counts_only_if_there_are_several_processes(monkeypatch, world_size, rank, ranks):
-    """A cluster may set such variables for other purposes."""
-    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        monkeypatch.setenv(name, world_size)
-    for name in ("RANK", "LOCAL_RANK"):
-        monkeypatch.setenv(name, rank)
-    module = types.ModuleType("again")
-    monkeypatch.setitem(sys.modules, "again", module)
-    exec(Path(ppo.__file__).read_text(), vars(module))
-    assert ranks == (module.RANK, module.LOCAL_RANK)
 
 
 def test_gradients_and_metrics_are_means_over_the_processes(monkeypatch):

@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from adapters import on
+from adapters import scripts, scripts_with
 from ale_py import roms
 from helpers import record
 
@@ -116,7 +116,7 @@ def test_clip_reward_is_the_sign():
     assert [env.reward(r) for r in (-5, -0.1, 0, 0.1, 7)] == [-1, -1, 0, 1, 1]
 
 
-@on("atari")
+@scripts("atari")
 @pytest.mark.parametrize("press", range(3))  # the no-op, FIRE, action 2
 def test_a_game_that_ends_under_a_press_that_begins_a_life_is_noted(
     script, press, monkeypatch, capsys
@@ -214,7 +214,7 @@ def seeds(steps: int, num_actions: int) -> Iterator[int]:
         yield rng.integers(2**31).item()
 
 
-@on("atari")
+@scripts("atari")
 @pytest.mark.parametrize(
     ("game", "steps"),
     [("Breakout", 250), *(pytest.param(game, 3000, marks=pytest.mark.slow) for game in GAMES)],
@@ -300,7 +300,7 @@ def test_a_game_replayed_while_another_is_running_goes_on_bit_for_bit_through_lo
     assert one.env.get_wrapper_attr("score") == other.env.get_wrapper_attr("score")
 
 
-@on("games")
+@scripts_with("games")
 def test_names_of_one_game_are_one_name(script):
     for name in ("Pong", "PongNoFrameskip-v4", "ALE/Pong-v5", "Pong-v5"):
         assert script.module.Args(env_id=name).env_id == "Pong"

@@ -11,9 +11,8 @@ import fake_envs
 import numpy as np
 import pytest
 import torch
-from adapters import on, slow_on
+from adapters import scripts, scripts_with, slow_on
 from helpers import assert_same_runs, flags
-from tqdm import tqdm
 
 
 def children(pid=None):
@@ -41,7 +40,7 @@ def settings(script, tiny, monkeypatch):
     return make
 
 
-@on("games")
+@scripts_with("games")
 @slow_on("lstm")
 def test_results_do_not_depend_on_the_number_of_processes_and_threads(script, settings):
     one, other = (script.module.train(settings(x)) for x in (1, 3))
@@ -52,7 +51,7 @@ def test_results_do_not_depend_on_the_number_of_processes_and_threads(script, se
     assert_same_runs(one, many)
 
 
-@on("atari")
+@scripts("atari")
 def test_a_process_plays_a_real_game_as_the_first_one_does(script, settings, monkeypatch):
     """A time limit ends games in every rollout."""
     monkeypatch.setattr(script.module, "MAX_GAME_STEPS", 10)
@@ -62,7 +61,7 @@ def test_a_process_plays_a_real_game_as_the_first_one_does(script, settings, mon
     assert_same_runs(one, other)
 
 
-@on("atari")
+@scripts("atari")
 def test_a_killed_game_process_is_one_sentence_and_the_run_goes_on(script, settings, capfd):
     """With another number of processes."""
     calls, before, module = [], children(), script.module
@@ -84,7 +83,7 @@ def test_a_killed_game_process_is_one_sentence_and_the_run_goes_on(script, setti
     assert "could not be replayed" not in capfd.readouterr().out
 
 
-@on("atari")
+@scripts("atari")
 @pytest.mark.parametrize("processes", [1, 3])
 def test_an_error_in_an_update_or_a_game_is_raised_whoever_plays_it(
     script, settings, monkeypatch, processes
@@ -104,7 +103,7 @@ def test_an_error_in_an_update_or_a_game_is_raised_whoever_plays_it(
     assert children() == before
 
 
-@on("atari")
+@scripts("atari")
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_when_the_learner_is_killed_its_processes_end(
     script, settings, monkeypatch, capfd, request, hangup, kind
@@ -137,18 +136,3 @@ def test_when_the_learner_is_killed_its_processes_end(
         assert learner.exitcode == 128 + kind
         last = error.rstrip().splitlines()[-1]
         assert re.fullmatch(r"Interrupted at step \d+\. To continue: --resume runs/run", last)
-
-
-def test_a_killed_process_leaves_no_progress_bar_locked():
-    """Or later tests would wait for it forever."""
-
-    def die():
-        tqdm.get_lock().acquire()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    process = multiprocessing.get_context("fork").Process(target=die)
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    assert tqdm.get_lock().acquire(timeout=1)
-    tqdm.get_lock().release()

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from adapters import on
+from adapters import scripts
 from helpers import record
 from torch import nn
 
@@ -107,7 +107,7 @@ def history(places):
     return torch.from_numpy(frames)[:, None, None], starts
 
 
-@on("lstm")
+@scripts("lstm")
 def test_minibatches_are_whole_environments_in_the_order_of_time(script, tiny, recorded):
     """Also of starts and actions."""
     ppo.train(tiny("Uneven", num_envs=6, total_timesteps=3 * 6 * 8))
@@ -123,7 +123,7 @@ def test_minibatches_are_whole_environments_in_the_order_of_time(script, tiny, r
             assert actions[:, column].tolist() == received
 
 
-@on("lstm")
+@scripts("lstm")
 @torch.no_grad()
 def test_training_begins_with_the_state_that_the_whole_past_has_left(script, tiny, recorded):
     """From the first frame of the run, through rollouts that end inside of games and with them."""
@@ -147,7 +147,7 @@ def test_training_begins_with_the_state_that_the_whole_past_has_left(script, tin
             assert_close(values[:, column], whole_values[first:, 0])
 
 
-@on("lstm")
+@scripts("lstm")
 @torch.no_grad()
 def test_a_truncated_game_is_bootstrapped_under_its_own_last_state(script, tiny, recorded):
     """Two games may end in a step and many in a rollout: each has its own state."""
@@ -174,7 +174,7 @@ def test_minibatches_that_split_an_environment_are_refused():
         ppo.Args(num_envs=8, num_steps=1, num_minibatches=8)  # a single sample each
 
 
-@on("lstm")
+@scripts("lstm")
 def test_where_games_do_not_repeat_themselves_new_ones_begin(script, tiny, recorded, capsys):
     """With zero states."""
     ppo.train(tiny("Uneven"))
@@ -185,7 +185,7 @@ def test_where_games_do_not_repeat_themselves_new_ones_begin(script, tiny, recor
     assert (starts[0] == 1).all() and (state == 0).all()
 
 
-@on("lstm")
+@scripts("lstm")
 def test_a_loaded_policy_carries_its_state_and_evaluation_resets_it_at_each_life(
     script, tiny, monkeypatch
 ):

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from adapters import on
+from adapters import scripts, scripts_with, slow_on
 from helpers import same_weights
 
 import grpo_minimal
 
 
-@on("continuous")
+@scripts("continuous")
 def test_recordings_get_new_inputs_and_return_results_of_their_own(script, recordings):
     count = torch.zeros(())
 
@@ -32,7 +32,7 @@ def test_recordings_get_new_inputs_and_return_results_of_their_own(script, recor
     assert graph.replays == 4  # three ordinary calls come first
 
 
-@on("continuous")
+@scripts("continuous")
 def test_what_cannot_be_recorded_runs_as_it_is_and_says_so_once(script, recordings, capsys):
     calls = []
 
@@ -50,7 +50,7 @@ def test_what_cannot_be_recorded_runs_as_it_is_and_says_so_once(script, recordin
     assert "and more" not in printed
 
 
-@on("language")
+@scripts_with("language")
 def test_language_models_on_the_gpu_learn_what_they_do_on_the_processor(script, gpu, monkeypatch):
     """Best-of-n sampling too. What is saved loads without a GPU."""
     changes = {"num_pairs": 14, "reward_epochs": 1, "num_updates": 1, "update_epochs": 1}
@@ -85,6 +85,8 @@ def test_grpo_minimal_on_the_gpu_learns_what_it_does_on_the_processor(gpu, monke
     assert result["updates"] == expected["updates"]
 
 
+@scripts_with("environments")
+@slow_on("kl_penalty")
 def test_a_run_on_the_gpu_that_is_there_is_that_of_the_processor(
     script, tiny, gpu, recordings, monkeypatch
 ):
@@ -108,7 +110,7 @@ def test_a_run_on_the_gpu_that_is_there_is_that_of_the_processor(
     assert same_weights(agent, expected["agent"])
 
 
-@on("games")
+@scripts_with("games")
 def test_a_recording_reads_the_same_tensors_in_every_iteration_and_they_change(
     script, tiny, gpu, recordings, monkeypatch, recwarn
 ):
@@ -138,7 +140,7 @@ def test_a_recording_reads_the_same_tensors_in_every_iteration_and_they_change(
         np.testing.assert_allclose(numbers, [2**-7 * share, 0.1 * clip], rtol=1e-6)
 
 
-@on("atari")
+@scripts("atari")
 def test_processes_that_wait_for_each_other_are_not_recorded_and_one_of_them_logs(
     script, tiny, gpu, monkeypatch, capsys
 ):
@@ -155,7 +157,8 @@ def test_processes_that_wait_for_each_other_are_not_recorded_and_one_of_them_log
     assert result["run_dir"] is None and not Path("runs").exists() and not capsys.readouterr().err
 
 
-@on("continuous")
+@pytest.mark.slow
+@scripts("continuous")
 def test_the_wrapper_in_cpp_is_for_the_processor_and_advice_on_gpus_is_not_shown(
     script, monkeypatch
 ):

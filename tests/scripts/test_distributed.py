@@ -1,7 +1,6 @@
 """Several processes under torchrun, on this machine: ppo_atari.py."""
 
-import functools
-import inspect
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +8,9 @@ import pytest
 import torch
 from adapters import SCRIPTS
 from helpers import record
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import ppo_atari
+import ppo_vector_env
 
 FLAGS = """--env-id Pong --num-steps 8 --num-envs 2 --num-minibatches 2 --update-epochs 2
 --device cpu --torch-threads 1 --compile no --max-grad-norm inf --learning-rate 0.01
@@ -50,17 +49,25 @@ def learn(flags):
     }
 
 
-@pytest.fixture
-def train(monkeypatch):
-    """Train in two processes, as torchrun does, but forks; return what each of them saw."""
-    stack = functools.partial(inspect.stack, context=0)  # each call would read sources for 0.2 s
-    monkeypatch.setattr(inspect, "stack", stack)
-    place = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "start_method": "fork"}
-    return lambda flags: elastic_launch(LaunchConfig(1, 1, 2, **place), learn)(flags).values()
+@pytest.mark.parametrize(
+    ("module", "world_size", "rank"),
+    [
+        *((ppo_atari, x, y) for x, y in (("1", 0), ("2", 1), ("", 0), ("abc", 0))),
+        *((ppo_vector_env, x, y) for x, y in (("1", 0), ("2", 1), ("", 0))),
+    ],
+)
+def test_a_rank_counts_only_if_there_are_several_processes(monkeypatch, module, world_size, rank):
+    """A cluster may set such variables for other purposes."""
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, world_size)
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "1")
+    found = runpy.run_path(module.__file__)
+    assert {found["RANK"], found.get("LOCAL_RANK", rank)} == {rank}
 
 
-def test_processes_share_gradients_and_weights_but_not_games(train):
-    one, two = train(FLAGS)
+def test_processes_share_gradients_and_weights_but_not_games(two_processes):
+    one, two = two_processes(learn, FLAGS)
     assert one["weights"] == two["weights"]
     assert one["kl"] == two["kl"]  # so both stop at the same epoch
     assert one["own"] != two["own"]
@@ -73,9 +80,9 @@ def test_processes_share_gradients_and_weights_but_not_games(train):
 
 
 @pytest.mark.slow
-def test_processes_resume_with_new_games(train):
-    before, _ = train(FLAGS)
-    one, two = train("--resume runs/two --total-timesteps 96")
+def test_processes_resume_with_new_games(two_processes):
+    before, _ = two_processes(learn, FLAGS)
+    one, two = two_processes(learn, "--resume runs/two --total-timesteps 96")
     assert one["step"] == two["step"] == 96
     assert one["weights"] == two["weights"]
     assert len({*before["seeds"], *one["seeds"], *two["seeds"]}) == 6

@@ -6,13 +6,13 @@ What it shares with the other scripts of its family is tested in test_shared_lan
 import numpy as np
 import pytest
 import torch
-from adapters import SCRIPTS, on
+from adapters import SCRIPTS, scripts
 from helpers import record, seeded
 
 import ppo_rlhf_toy as ppo
 from ppo_rlhf_toy import PAD
 
-pytestmark = [on("dpo"), pytest.mark.usefixtures("script")]
+pytestmark = [scripts("dpo"), pytest.mark.usefixtures("script")]
 SCRIPT = SCRIPTS["dpo"]
 dpo = SCRIPT.module
 

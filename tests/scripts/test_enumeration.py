@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from adapters import on
+from adapters import scripts
 from helpers import louder
 
 BETA, EOS, R = 0.3, 2, 3
@@ -64,7 +64,7 @@ def assert_ascends(objective, rollout, loss, world):
     assert not any(torch.autograd.grad(total, others, allow_unused=True))  # all of them are None
 
 
-@on("rlhf")
+@scripts("rlhf")
 def test_ppo_ascends_the_objective_whatever_the_values_are(script, world, monkeypatch):
     module, agent = script.module, world.agent
     torch.nn.init.normal_(agent.value_head.weight)
@@ -78,7 +78,7 @@ def test_ppo_ascends_the_objective_whatever_the_values_are(script, world, monkey
     assert_ascends(world.score - BETA * world.kl, rollout, loss, world)
 
 
-@on("grpo")
+@scripts("grpo")
 @pytest.mark.parametrize("kl_in_loss", ["no", "k2", "k3"])
 def test_grpo_ascends_its_objective(script, world, kl_in_loss):
     """k3 in the loss descends KL(SFT || policy), k2 KL(policy || SFT), at states held fixed."""

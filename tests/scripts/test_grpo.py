@@ -8,13 +8,13 @@ import math
 
 import pytest
 import torch
-from adapters import SCRIPTS, on
+from adapters import SCRIPTS, scripts
 from helpers import record, seeded
 
 import ppo_rlhf_toy as ppo
 from ppo_rlhf_toy import PAD
 
-pytestmark = [on("grpo"), pytest.mark.usefixtures("script")]
+pytestmark = [scripts("grpo"), pytest.mark.usefixtures("script")]
 SCRIPT = SCRIPTS["grpo"]
 grpo = SCRIPT.module
 

@@ -8,12 +8,12 @@ import shutil
 
 import pytest
 import torch
-from adapters import on
+from adapters import scripts
 from torch.distributions import Independent, Normal, kl_divergence
 
 import ppo_kl_penalty as ppo
 
-pytestmark = [on("kl_penalty"), pytest.mark.usefixtures("script")]
+pytestmark = [scripts("kl_penalty"), pytest.mark.usefixtures("script")]
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from adapters import on
+from adapters import scripts_with
 
 
 @pytest.mark.slow
-@on("gaussian")
+@scripts_with("gaussian")
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_pendulum_is_swung_up(script, seed):
     args = script.args(

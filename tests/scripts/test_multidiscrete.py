@@ -9,12 +9,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from adapters import on
+from adapters import scripts
 from helpers import assert_same_runs, louder
 
 import ppo_multidiscrete as ppo
 
-pytestmark = [on("multidiscrete"), pytest.mark.usefixtures("script")]
+pytestmark = [scripts("multidiscrete"), pytest.mark.usefixtures("script")]
 
 SIZES = [3, 2, 4]  # unequal, and the largest is neither first nor alone
 EXISTS = torch.arange(4) < torch.tensor(SIZES)[:, None]  # (3, 4)

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import json
 import math
 import random
 import sys
@@ -12,13 +11,13 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 import torch.nn.functional as F
-from adapters import SCRIPTS, on
+from adapters import SCRIPTS, scripts
 from helpers import louder, record, record_steps, same_weights, seeded
 from torch import nn
 
 from ppo_rlhf_toy import BOS, PAD
 
-pytestmark = [on("rlhf"), pytest.mark.usefixtures("script")]
+pytestmark = [scripts("rlhf"), pytest.mark.usefixtures("script")]
 SCRIPT = SCRIPTS["rlhf"]
 rlhf, small_args = SCRIPT.module, SCRIPT.args
 TOKEN = {word: index for index, word in enumerate(rlhf.VOCABULARY)}
@@ -478,13 +477,3 @@ def test_a_tracked_run_ends_for_weights_and_biases_too(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", wandb := MagicMock())
     rlhf.train(small_args(track=True, num_pairs=14, num_updates=1, update_epochs=1))
     assert [name for name, *_ in wandb.method_calls] == ["init", "finish"]
-
-
-def test_what_is_no_number_is_null_in_the_results():
-    args = small_args(run_name="lost")
-    args.run_dir.mkdir(parents=True)
-    rlhf.report(args, {"accuracy": math.nan}, {"sft": {"objective/gold": -math.inf}}, {})
-    text = (args.run_dir / "results.json").read_text()
-    found = json.loads(text, parse_constant=pytest.fail)
-    assert found["quality"] == {"accuracy": None}
-    assert found["results"] == {"sft": {"objective/gold": None}}

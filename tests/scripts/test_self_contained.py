@@ -15,10 +15,6 @@ SCRIPTS = sorted(ROOT.glob("*.py"))
 # Distribution -> the module it brings, where the names differ; and those imported by others only.
 MODULES = {"ale-py": "ale_py", "opencv-python-headless": "cv2"}
 INDIRECT = {"gguf", "moviepy", "mujoco", "tensorboard"}
-# The same name with another meaning, or another kind of environment.
-OTHER_TEXT = {"compile", "env_id", "num_envs"}
-OTHER_TEXT_RLHF = {"batch_size", "compare", "learning_rate", "clip_coef", "max_grad_norm"}
-OTHER_TEXT_RLHF |= {"kl_coef", "num_minibatches", "update_epochs"}  # sources of their defaults
 
 REVIEWS = [ROOT / "ppo_rlhf_toy.py", *sorted(ROOT.glob("recipes/*_on_reviews.py"))]
 
@@ -89,22 +85,6 @@ def test_every_setting_is_documented_and_read(path):
         assert re.fullmatch(r"# \S.{10,}", comment), f"{name} is not documented"
         reads = re.findall(rf'\b(?:args|self)\.{name}\b|"{name}"', source)
         assert reads, f"{name} is never read"
-
-
-@pytest.mark.parametrize(("rlhf", "other_text"), [(False, OTHER_TEXT), (True, OTHER_TEXT_RLHF)])
-def test_a_setting_has_the_same_comment_in_every_script(rlhf, other_text):
-    """But those of RLHF are compared among themselves: their defaults have other sources.
-
-    Those of three scripts are left out: each gives the name that TRL has for the setting, or the
-    value that rsl_rl or VC-PPO has.
-    """
-    comments = {}
-    short = [ROOT / f"{x}.py" for x in ("grpo_minimal", "ppo_vector_env", "ppo_llm")]
-    others = [x for x in SCRIPTS if x not in short + REVIEWS]
-    for path in REVIEWS if rlhf else others:
-        for name, comment in fields(path).items():
-            comments.setdefault(name, set()).add(comment)
-    assert {name for name in comments if len(comments[name]) > 1} == other_text
 
 
 def test_help_and_a_refusal_need_no_simulator_and_no_emulator(run_file, monkeypatch):

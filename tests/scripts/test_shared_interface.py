@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 import wandb
-from adapters import on
-from helpers import curves, flags, record
+from adapters import scripts, scripts_with
+from helpers import curves, flags
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmark.evidence.tags import tags_of
@@ -50,6 +50,7 @@ def assert_refused(result, word):
     assert not Path("runs").exists() or not list(Path("runs").rglob("checkpoint.pt"))
 
 
+@scripts("continuous", "kl_penalty", "multidiscrete", "vector_env", "atari", "lstm")
 def test_impossible_settings_are_refused_by_their_flags(script):
     assert script.module.Args(gamma=1, num_envs=np.int64(16)).num_envs == 16
     own = {x.name for x in dataclasses.fields(script.module.Args) if x.type is float}
@@ -60,7 +61,7 @@ def test_impossible_settings_are_refused_by_their_flags(script):
                 script.module.Args(**{name: value})
 
 
-@on("continuous", "games")
+@scripts("continuous", "vector_env", "atari")
 def test_bad_input_is_one_sentence_and_exit_code_2(script, tiny, cli, monkeypatch):
     for line, word in LINES.items():
         assert_refused(cli(line), word)
@@ -72,7 +73,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(script, tiny, cli, monkeypatc
     assert_refused(cli(flags(tiny())), "Not a directory: change --run-name")
 
 
-@on("continuous")
+@scripts("continuous", "vector_env")
 def test_a_run_is_tracked_under_its_name_and_a_resumed_one_is_the_same(
     script, tiny, cli, monkeypatch
 ):
@@ -104,6 +105,7 @@ PROMISED |= {f"losses/{x}" for x in ("explained_variance", "grad_norm")}
 PROMISED |= {f"check/{x}" for x in ("value_bias", "update", "first_kl")}
 
 
+@scripts_with("environments")
 def test_tensorboard_has_the_promised_curves_and_the_details(script, tiny, capsys):
     args, begin = tiny("Walk", gamma=0.875), time.perf_counter()
     result = script.module.train(args)
@@ -138,7 +140,7 @@ def test_tensorboard_has_the_promised_curves_and_the_details(script, tiny, capsy
 
 
 @pytest.mark.slow
-@on("continuous")
+@scripts("continuous")
 def test_weights_and_biases_gets_the_curves_and_the_settings(script, tiny):
     line = flags(tiny("Walk", track=True, run_name="tracked"))
     code = f"import sys, fake_envs, runpy; sys.argv = ['x', *{line.split()}]\n"
@@ -154,7 +156,7 @@ def test_weights_and_biases_gets_the_curves_and_the_settings(script, tiny):
         assert word.encode() in written, word
 
 
-@on("continuous", "games")
+@scripts("continuous", "vector_env", "atari")
 def test_short_forms_of_settings_are_understood(script, cli, monkeypatch):
     given = []
 
@@ -170,7 +172,7 @@ def test_short_forms_of_settings_are_understood(script, cli, monkeypatch):
 # --- Evaluation ---
 
 
-@on("continuous", "multidiscrete", "games")
+@scripts("continuous", "multidiscrete", "atari", "lstm")
 def test_evaluation_plays_whole_episodes_and_repeats_itself_under_seeds_of_its_own(
     script, tiny, cli
 ):
@@ -194,7 +196,7 @@ def test_evaluation_plays_whole_episodes_and_repeats_itself_under_seeds_of_its_o
 
 
 @pytest.mark.slow
-@on("vector")
+@scripts_with("vector")
 def test_evaluation_films_mujoco_without_a_screen(script):
     env = {name: x for name, x in os.environ.items() if name not in ("DISPLAY", "MUJOCO_GL")}
     batch = "--num-steps 64 --num-minibatches 2 --total-timesteps 64 --compile no"
@@ -210,7 +212,7 @@ def test_evaluation_films_mujoco_without_a_screen(script):
     assert f"Video: {film}\n" in result.stdout
 
 
-@on("continuous", "kl_penalty", "games")
+@scripts("continuous", "kl_penalty", "atari", "lstm")
 def test_a_choice_that_there_is_not_is_refused_by_its_name(script):
     """Any text is true, and would switch a setting on."""
     for name, value in {"norm_adv": "False", "anneal_lr": None, "device": "tpu"}.items():
@@ -223,7 +225,7 @@ def test_a_choice_that_there_is_not_is_refused_by_its_name(script):
                 script.module.Args(compile=value)
 
 
-@on("continuous", "games")
+@scripts("continuous", "atari")
 def test_settings_that_could_not_be_loaded_again_are_refused_before_training(script, tiny):
     @dataclasses.dataclass(frozen=True)
     class Mine(script.module.Args):
@@ -241,11 +243,7 @@ def test_settings_that_could_not_be_loaded_again_are_refused_before_training(scr
     assert script.module.load_checkpoint("runs/others")["args"].gamma == 0.5
 
 
-@on("continuous", "multidiscrete", "games")
-def test_a_checkpoint_is_read_once(script, tiny, cli, monkeypatch):
-    script.module.train(tiny("Walk"))
-    reads = record(monkeypatch, torch, "load")
-    for line in ("--resume runs/run0 --total-timesteps 128", "--evaluate runs/run0"):
-        reads.clear()
-        code, _, err = cli(line)
-        assert code == 0 and len(reads) == 1, err
+@scripts("continuous")
+def test_small_numbers_keep_three_digits(script):
+    numbers = {1234.56: "1234.6", -1: "-1.0", 0: "0.0", 0.5: "0.5", 0.00213: "0.00213"}
+    assert {x: script.module.short(x) for x in numbers} == numbers

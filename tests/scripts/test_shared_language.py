@@ -1,6 +1,6 @@
 """What the scripts of the RLHF family share: stages, the last one's loop, results, bad input.
 
-`on("rewards")` are those that learn from a reward model: PPO and GRPO.
+`scripts_with("rewards")` are those that learn from a reward model: PPO and GRPO.
 """
 
 import copy
@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 import torch
 import wandb
-from adapters import SCRIPTS, on
+from adapters import SCRIPTS, scripts, scripts_with
 from helpers import curves, flags, louder, record, record_steps, same_weights, seeded
 from torch import nn
 
 
-@on("grpo", "dpo")
+@scripts("grpo", "dpo")
 def test_stages_and_evaluation_are_those_of_ppo_to_the_bit(script, finished, finished_runs):
     ppo = finished_runs("rlhf")
     policy, learned = finished.reference.policy, finished.preferences.learned
@@ -41,7 +41,7 @@ def test_stages_and_evaluation_are_those_of_ppo_to_the_bit(script, finished, fin
         assert finished.run["quality"] == ppo.run["quality"]
 
 
-@on("rewards")
+@scripts_with("rewards")
 def test_r14_a_rollout_is_measured_and_gold_can_be_its_reward(script, judges):
     """That its rewards are right, test_enumeration.py shows."""
     module = script.home
@@ -67,7 +67,7 @@ def test_r14_a_rollout_is_measured_and_gold_can_be_its_reward(script, judges):
     assert exact > 0.1
 
 
-@on("rewards")
+@scripts_with("rewards")
 @pytest.mark.parametrize(("anneal_lr", "falls_to"), [(True, (1, 2 / 3, 1 / 3)), (False, (1, 1, 1))])
 def test_r5_11_learning_rate_falls_and_gradients_are_clipped(
     script, judges, monkeypatch, anneal_lr, falls_to
@@ -82,7 +82,7 @@ def test_r5_11_learning_rate_falls_and_gradients_are_clipped(
     assert max(row["losses/grad_norm"] for row in updates) > 0.011
 
 
-@on("rewards")
+@scripts_with("rewards")
 def test_ratio_is_one_before_the_first_step_then_the_kl_grows_and_the_reference_stays(
     script, judges
 ):
@@ -100,7 +100,7 @@ def test_ratio_is_one_before_the_first_step_then_the_kl_grows_and_the_reference_
         assert torch.equal(x, before[name]) and torch.equal(x, after[name]) != learns
 
 
-@on("rewards")
+@scripts_with("rewards")
 def test_r20_beta_follows_the_kl_of_each_rollout_and_weighs_the_next_one(
     script, judges, monkeypatch
 ):
@@ -124,7 +124,7 @@ def test_r20_beta_follows_the_kl_of_each_rollout_and_weighs_the_next_one(
     assert betas(kl_mode="fixed")[0] == [0.5, 0.5] and betas(kl_mode="none")[0] == [0.0, 0.0]
 
 
-@on("language")
+@scripts_with("language")
 def test_each_step_takes_the_gradient_of_its_own_minibatch(script, judges, monkeypatch):
     """With a step size of 0, two passes over the same minibatch have the same gradient."""
     norms = record(monkeypatch, nn.utils, "clip_grad_norm_")
@@ -134,7 +134,7 @@ def test_each_step_takes_the_gradient_of_its_own_minibatch(script, judges, monke
 
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")  # one response is left
-@on("rewards")
+@scripts_with("rewards")
 def test_nan_stops_the_run_with_a_sentence(script, judges, monkeypatch):
     """A gradient that is NaN although the loss was finite; a policy that writes only padding."""
     broken = judges._replace(reference=copy.deepcopy(judges.reference))
@@ -152,7 +152,7 @@ def test_nan_stops_the_run_with_a_sentence(script, judges, monkeypatch):
         script.learn(judges)
 
 
-@on("language")
+@scripts_with("language")
 def test_a_command_makes_the_run_of_its_settings_and_leaves_what_happened(
     script, finished, cli, monkeypatch
 ):
@@ -227,7 +227,7 @@ BAD = {
 }
 
 
-@on("language")
+@scripts_with("language")
 def test_bad_input_is_a_sentence_and_code_2_and_so_is_ctrl_c(script, finished, cli, monkeypatch):
     def init(**settings):
         assert settings["sync_tensorboard"] and settings["reinit"] == "finish_previous"
@@ -250,7 +250,7 @@ def test_bad_input_is_a_sentence_and_code_2_and_so_is_ctrl_c(script, finished, c
     assert error.startswith("Interrupted. ") and error.endswith("takes only minutes.\n")
 
 
-@on("rlhf")
+@scripts("rlhf")
 def test_a_cluster_that_ends_a_run_does_what_ctrl_c_does_but_nohup_protects(
     script, cli, monkeypatch, hangup
 ):
@@ -265,39 +265,16 @@ def test_a_cluster_that_ends_a_run_does_what_ctrl_c_does_but_nohup_protects(
     assert signal.getsignal(hangup) == signal.SIG_IGN
 
 
-@on("language")
-def test_a_class_with_more_settings_has_their_usual_range_and_its_results_name_them(script):
-    @dataclasses.dataclass(frozen=True)
-    class Own(script.module.Args):
-        shift: float = 1.5
-        file: Path = Path("x")
-
-    with pytest.raises(script.home.UsageError, match=re.escape("--shift (-1.5) must be from 0")):
-        Own(shift=-1.5)
-    Path("runs/own").mkdir(parents=True)
-    script.home.report(Own(learning_rate=1, run_name="own"), {}, {}, {})
-    saved = json.loads(Path("runs/own/results.json").read_text())["args"]
-    assert (saved["shift"], saved["file"], saved["learning_rate"]) == (1.5, "x", 1)
-
-
-@on("language")
+@scripts_with("language")
 def test_a_run_has_a_name_in_a_notebook_too_and_what_the_caller_has_set_does_not_matter(
     script, monkeypatch
 ):
     """Threads, the type of floats, gradients; all that is as before, afterwards."""
-    seen = []
-
-    def state():
-        inference = torch.is_inference_mode_enabled()
-        return (
-            torch.get_num_threads(),
-            torch.get_default_dtype(),
-            torch.is_grad_enabled(),
-            inference,
-        )
+    seen, ask = [], (torch.get_num_threads, torch.get_default_dtype, torch.is_grad_enabled)
+    ask = *ask, torch.is_inference_mode_enabled
 
     def interrupted(args, *_):
-        seen.append((args.run_name.rpartition("__")[0], *state()))
+        seen.append((args.run_name.rpartition("__")[0], *(x() for x in ask)))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(script.home, "train_sft", interrupted)
@@ -308,26 +285,14 @@ def test_a_run_has_a_name_in_a_notebook_too_and_what_the_caller_has_set_does_not
             with mode, pytest.raises(KeyboardInterrupt):
                 script.module.train(script.args(run_name=None, seed=5))
             monkeypatch.delattr(script.module, "__file__", raising=False)
-        assert state() == (2, torch.float64, True, False)
+        assert [x() for x in ask] == [2, torch.float64, True, False]
     finally:
         torch.set_default_dtype(torch.float32)
     names = f"{script.path.stem}__5", "notebook__5"
     assert seen == [(name, 1, torch.float32, True, False) for name in names]
 
 
-@on("rlhf")
-def test_a_notebook_runs_with_the_default_settings(script, monkeypatch):
-    """The command line there is the kernel's, not the user's."""
-    given = []
-    monkeypatch.setattr(script.module, "train", given.append)
-    monkeypatch.setattr("sys.argv", ["python/ipykernel_launcher.py", "-f", "/tmp/kernel-1.json"])
-    script.module.main()
-    monkeypatch.setattr("sys.argv", ["ppo_rlhf_toy.py", "--seed", "3"])
-    script.module.main()
-    assert given == [script.module.Args(), script.module.Args(seed=3)]
-
-
-@on("language")
+@scripts_with("language")
 def test_models_that_have_learned_drop_nothing_out(script, finished, monkeypatch):
     """If a copy of the script adds dropout: no sample, score or ratio may depend on it."""
     module, modes = script.home, []
@@ -348,7 +313,7 @@ def test_models_that_have_learned_drop_nothing_out(script, finished, monkeypatch
         assert modes == [False, *[True] * 4, *[False] * 4]
 
 
-@on("language")
+@scripts_with("language")
 def test_a_full_disk_is_a_sentence(script, finished, cli, monkeypatch):
     def full(*_):
         script.home.save_policy(Path("/dev/full"), finished.run["agent"], [])
@@ -358,7 +323,7 @@ def test_a_full_disk_is_a_sentence(script, finished, cli, monkeypatch):
     assert (code, error) == (2, "Error: Could not save /dev/full: is the disk full?\n")
 
 
-@on("language")
+@scripts_with("language")
 def test_results_are_saved_before_anything_is_printed_and_print_in_any_encoding(
     script, finished, monkeypatch
 ):

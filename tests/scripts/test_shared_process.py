@@ -8,12 +8,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from adapters import on, slow_on
+from adapters import scripts, scripts_with, slow_on
 from helpers import assert_same_runs, same_weights
 from torch import nn
 
 
-@on("continuous", "games")
+@scripts("continuous", "atari")
 def test_a_second_run_in_the_process_is_refused_until_the_first_one_ends(script, tiny):
     """In the same thread and in another one, as those of Optuna's n_jobs."""
     refused = []
@@ -32,6 +32,7 @@ def test_a_second_run_in_the_process_is_refused_until_the_first_one_ends(script,
     assert_same_runs(whole, script.module.train(tiny("Walk")))
 
 
+@scripts_with("environments")
 @slow_on("kl_penalty", "multidiscrete", "lstm")
 def test_modes_of_the_caller_do_not_matter_and_are_left_as_they_were(script, tiny):
     """64-bit floats by default; no gradients."""
@@ -41,18 +42,11 @@ def test_modes_of_the_caller_do_not_matter_and_are_left_as_they_were(script, tin
         result = script.module.train(tiny("Walk"))
         assert torch.get_default_dtype() == torch.float64
         resumed = script.module.train(resume="runs/run1")
+        assert len(script.module.evaluate("runs/run1", episodes=1)) == 1
     finally:
         torch.set_default_dtype(torch.float32)
     assert_same_runs(expected, result)
     assert same_weights(expected["agent"], resumed["agent"])
-    torch.set_default_dtype(torch.float64)
-    try:
-        saved = script.module.load_checkpoint("runs/run1")
-        assert torch.get_default_dtype() == torch.float64
-        assert same_weights(expected["agent"], saved["agent"])
-        assert len(script.module.evaluate(saved, episodes=1)) == 1
-    finally:
-        torch.set_default_dtype(torch.float32)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             assert_same_runs(expected, script.module.train(tiny("Walk")))
@@ -60,6 +54,7 @@ def test_modes_of_the_caller_do_not_matter_and_are_left_as_they_were(script, tin
             assert torch.is_inference_mode_enabled() == (mode is torch.inference_mode)
 
 
+@scripts_with("environments")
 def test_loading_a_policy_draws_no_random_numbers(script, tiny):
     script.module.train(tiny("Walk"))
     torch.manual_seed(5)
@@ -83,7 +78,7 @@ class Noisy(nn.Module):
         return self.dropout(self.layer(x))
 
 
-@on("vector")
+@scripts_with("vector")
 def test_dropout_is_on_in_updates_only(script, tiny, monkeypatch):
     """A policy that was loaded has one action for an observation. The first KL shows dropout."""
 
@@ -112,30 +107,7 @@ def test_dropout_is_on_in_updates_only(script, tiny, monkeypatch):
     assert len(script.module.evaluate("runs/run0", episodes=1)) == 1
 
 
-@on("continuous")
-def test_batch_norm_trains_and_acts_by_its_running_statistics(script, tiny, monkeypatch):
-    class Normed(script.module.Agent):
-        def __init__(self, *sizes):
-            super().__init__(*sizes)
-            self.policy.insert(1, nn.BatchNorm1d(64))
-
-        def evaluate_actions(self, obs, actions):
-            flat = obs.flatten(0, -2), actions.flatten(0, -2)
-            results = super().evaluate_actions(*flat)
-            return [x.view(obs.shape[:-1]) for x in results]
-
-    monkeypatch.setattr(script.module, "Agent", Normed)
-    whole = script.module.train(tiny("Walk", checkpoint_interval=1, anneal_lr=False))
-    assert all(abs(x["check/acting"]) < 1e-5 for x in whole["updates"])
-    norm = script.module.load_checkpoint("runs/run0")["agent"].policy[1]
-    assert norm.running_mean.abs().max() > 0 and norm.num_batches_tracked == 24
-    script.module.train(tiny("Walk", total_timesteps=64, anneal_lr=False))
-    resumed = script.module.train(tiny("Walk", anneal_lr=False), resume="runs/run1")
-    assert same_weights(whole["agent"], resumed["agent"])
-    assert len(script.module.evaluate("runs/run0", episodes=1)) == 1
-
-
-@on("continuous", "games")
+@scripts("continuous", "vector_env", "atari", "lstm")
 def test_on_iteration_gets_what_train_returns_and_may_end_the_run(script, tiny):
     seen = []
 

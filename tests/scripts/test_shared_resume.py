@@ -17,12 +17,12 @@ import filelock
 import numpy as np
 import pytest
 import torch
-from adapters import on, slow_on
+from adapters import scripts, scripts_with, slow_on
 from fake_envs import Fake, Killed
 from helpers import curves, flags, same_weights
 
 
-@on("continuous", "games")
+@scripts("continuous", "vector_env", "atari")
 def test_a_run_is_resumed_on_request_only_and_keeps_settings_that_no_flag_changes(
     script, tiny, cli
 ):
@@ -61,6 +61,7 @@ def content(run_dir):
     return {**saved, "args": {**saved["args"], "run_name": None}, "run_id": None}
 
 
+@scripts_with("environments")
 @pytest.mark.parametrize("kill_step", [110, pytest.param(140, marks=pytest.mark.slow)])
 def test_a_killed_run_goes_on_bit_for_bit_and_its_curves_have_each_step_once(
     script, tiny, monkeypatch, kill_step
@@ -93,6 +94,7 @@ def test_a_killed_run_goes_on_bit_for_bit_and_its_curves_have_each_step_once(
         np.testing.assert_equal(found[tag], expected[tag])
 
 
+@scripts("continuous", "kl_penalty", "multidiscrete", "vector_env", "atari", "lstm")
 @slow_on("kl_penalty", "multidiscrete", "lstm")
 def test_a_run_that_is_stopped_in_its_first_iteration_is_resumed(script, tiny, monkeypatch):
     whole = script.module.train(tiny("Walk"))
@@ -106,7 +108,7 @@ def test_a_run_that_is_stopped_in_its_first_iteration_is_resumed(script, tiny, m
     assert script.module.train(tiny("Walk", run_name="begun"))["episodes"] == whole["episodes"]
 
 
-@on("continuous", "games")
+@scripts("continuous", "vector_env")
 def test_a_folder_in_which_a_run_trains_is_refused_until_it_ends(script, tiny):
     taken = []
 
@@ -124,7 +126,7 @@ def test_a_folder_in_which_a_run_trains_is_refused_until_it_ends(script, tiny):
     assert same_weights(whole["agent"], again["agent"]) and len(again["updates"]) == 3
 
 
-@on("continuous", "games")
+@scripts("continuous", "atari", "lstm")
 def test_episodes_that_cannot_be_replayed_begin_anew(script, tiny, monkeypatch, capsys):
     """With a sentence; weights, Adam and logs are continued nonetheless."""
     old = script.module.train(tiny("Walk"))["episodes"]
@@ -142,6 +144,7 @@ def test_episodes_that_cannot_be_replayed_begin_anew(script, tiny, monkeypatch, 
         assert "could not be replayed: --num-envs has changed." in capsys.readouterr().out
 
 
+@scripts_with("environments")
 @pytest.mark.slow
 def test_a_file_alone_killed_at_five_random_moments_ends_as_if_it_had_not_been(script):
     shutil.copy(script.path, ".")  # into an empty folder
@@ -175,6 +178,7 @@ def test_a_file_alone_killed_at_five_random_moments_ends_as_if_it_had_not_been(s
     assert "in 1 episodes" in start("--evaluate runs/cut --eval-episodes 1").communicate()[0]
 
 
+@scripts_with("environments")
 def test_ctrl_c_says_step_and_folder_and_leaves_the_last_checkpoint(script, tiny, cli):
     code, _, err = cli(flags(tiny("Interrupted", total_timesteps=256, checkpoint_interval=1)))
     (step,) = re.findall(r"(?m)^Interrupted at step (\d+). To continue: --resume runs/run0$", err)
@@ -183,7 +187,7 @@ def test_ctrl_c_says_step_and_folder_and_leaves_the_last_checkpoint(script, tiny
     assert 0 < len(updates) < 8 and updates[-1]["global_step"] < int(step) <= 32 * len(updates) + 32
 
 
-@on("continuous", "multidiscrete", "games")
+@scripts("continuous", "vector_env")
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGHUP])
 def test_other_signals_end_a_run_like_ctrl_c_and_close_its_environments(
     script, tiny, cli, monkeypatch, hangup, kind
@@ -199,7 +203,7 @@ def test_other_signals_end_a_run_like_ctrl_c_and_close_its_environments(
     assert len(Fake.made) >= 2 and all(env.closed == 1 for env in Fake.made)
 
 
-@on("continuous")
+@scripts("continuous", "vector_env")
 def test_a_signal_that_is_ignored_stays_so(script, cli, monkeypatch, hangup):
     """As SIGHUP is after `nohup`."""
     monkeypatch.setattr(script.module, "train", lambda *_, **__: {"run_dir": "here"})
@@ -209,7 +213,7 @@ def test_a_signal_that_is_ignored_stays_so(script, cli, monkeypatch, hangup):
     assert signal.getsignal(hangup) == signal.SIG_IGN
 
 
-@on("continuous", "games")
+@scripts("continuous", "vector_env", "atari", "lstm")
 def test_the_last_episodes_are_kept_and_the_log_has_the_means_of_all(script, tiny, monkeypatch):
     whole = script.module.train(tiny("Walk", total_timesteps=160))
     monkeypatch.setattr(script.module, "EPISODES_KEPT", 3)
@@ -220,7 +224,7 @@ def test_the_last_episodes_are_kept_and_the_log_has_the_means_of_all(script, tin
         assert curves("runs/run0")[name] == curves("runs/run1")[name]
 
 
-@on("continuous")
+@scripts("continuous")
 def test_what_is_saved_is_plain(script, tmp_path):
     episode = {"global_step": 7, "return": np.float64(0.5), "length": np.int64(3)}
     state = {"a": np.float64(1.5), "b": [np.int64(2), (np.bool_(True), None)], "c": np.arange(3.0)}
@@ -231,7 +235,7 @@ def test_what_is_saved_is_plain(script, tmp_path):
     assert repr(saved["episodes"]) == repr([{"global_step": 7, "return": 0.5, "length": 3}] * 2)
 
 
-@on("continuous", "games")
+@scripts("continuous", "atari")
 def test_a_checkpoint_of_version_6_is_refused_by_a_sentence(script, tiny, cli):
     """Its episodes are in columns, and --compile was a switch."""
     script.module.train(tiny("Walk", total_timesteps=32))
@@ -253,7 +257,7 @@ class Bomb:
         return (open, ("executed", "w"))
 
 
-@on("continuous")
+@scripts("continuous")
 def test_a_damaged_or_foreign_file_is_refused_and_not_executed(script, tiny):
     agent = script.module.train(tiny("Walk", total_timesteps=32))["agent"]
     path = Path("runs/run0/checkpoint.pt")
@@ -278,7 +282,7 @@ def test_a_damaged_or_foreign_file_is_refused_and_not_executed(script, tiny):
     assert Path("executed").exists()
 
 
-@on("continuous")
+@scripts("continuous")
 @pytest.mark.skipif(sys.platform != "linux", reason="has no /dev/full")
 def test_a_full_disk_is_a_sentence_and_leaves_the_last_checkpoint(script, tiny, monkeypatch):
     def fill(result):  # after the first iteration was saved

@@ -7,13 +7,13 @@ import fake_envs
 import numpy as np
 import pytest
 import torch
-from adapters import counter_episode, on
+from adapters import counter_episode, scripts, scripts_with
 from helpers import same_weights
 
 from benchmark.evidence.vectors import scale_rewards
 
 
-@on("continuous", "multidiscrete", "games")
+@scripts("continuous", "multidiscrete", "atari", "lstm")
 def test_rollouts_continue_where_the_last_one_ended(script, tiny, recorded):
     args = tiny(update_epochs=1, **script.raw)
     result = script.module.train(args)
@@ -27,6 +27,7 @@ def test_rollouts_continue_where_the_last_one_ended(script, tiny, recorded):
     assert all(x["length"] == 5 and x["return"] == 5.0 for x in result["episodes"])
 
 
+@scripts_with("environments")
 @pytest.mark.parametrize(
     ("end", "as_ppo2"),
     [("Truncated", False), ("Truncated", True), ("Terminated", False), ("Both", False)],
@@ -54,7 +55,7 @@ def test_bootstrap_is_the_value_of_the_own_successor(script, tiny, recorded, end
             assert targets[t, n].item() == pytest.approx(1 + 0.9 * future, abs=1e-5)
 
 
-@on("continuous")
+@scripts("continuous")
 def test_actions_are_new_samples_of_the_policy_and_environments_get_them_clipped(
     script, tiny, recorded, monkeypatch
 ):
@@ -75,7 +76,7 @@ def test_actions_are_new_samples_of_the_policy_and_environments_get_them_clipped
     assert sorted(map(tuple, received)) == sorted(map(tuple, actions.clamp(-0.1, 0.1).tolist()))
 
 
-@on("continuous", "multidiscrete")
+@scripts("continuous", "multidiscrete")
 def test_observations_are_normalized_by_all_environments_up_to_now(script, tiny, recorded):
     """Final observations too, without being counted."""
     args = tiny(norm_obs=True, clip_obs=2.0, num_envs=3, total_timesteps=48, learning_rate=0.0)
@@ -103,7 +104,7 @@ def test_observations_are_normalized_by_all_environments_up_to_now(script, tiny,
         torch.testing.assert_close(batch["next_values"][t], values, rtol=0, atol=1e-3)
 
 
-@on("continuous")
+@scripts("continuous")
 def test_rewards_are_scaled_as_in_baselines_over_all_rollouts(script, tiny, recorded):
     settings = {"num_envs": 3, "total_timesteps": 96, "learning_rate": 0.0, "gamma": 0.9}
     found = []
@@ -119,7 +120,7 @@ def test_rewards_are_scaled_as_in_baselines_over_all_rollouts(script, tiny, reco
     assert done.sum() > 5 and len(recorded.gae) == 2
 
 
-@on("continuous", "multidiscrete", "games")
+@scripts("continuous", "multidiscrete", "atari", "lstm")
 def test_every_episode_has_its_own_seed_and_every_environment_its_own_actions(script, tiny):
     """And every run its own weights to begin with; that a seed repeats itself shows in resuming."""
     settings = {"num_steps": 24, "total_timesteps": 96, "learning_rate": 0.0}
@@ -130,7 +131,7 @@ def test_every_episode_has_its_own_seed_and_every_environment_its_own_actions(sc
     assert len(actions) == len(set(actions)) >= 4
 
 
-@on("continuous", "games")
+@scripts("continuous", "atari", "lstm")
 def test_a_bad_loss_stops_the_run_before_it_is_saved(script, tiny):
     args, calls = tiny(checkpoint_interval=1), []
 
@@ -151,7 +152,7 @@ def test_a_bad_loss_stops_the_run_before_it_is_saved(script, tiny):
 OTHERS = {"clip_reward": 0.1, "adam_eps": 0.1, "gae_lambda": 0.5, "gamma": 0.5, "clip_coef": 0.01}
 
 
-@on("continuous", "games")
+@scripts("continuous", "atari", "lstm")
 def test_settings_reach_the_update(script, tiny):
     """Those that no other test of the loop varies."""
     settings = {"learning_rate": 0.02, "total_timesteps": 32}

@@ -6,7 +6,7 @@ import fake_envs
 import numpy as np
 import pytest
 import torch
-from adapters import on
+from adapters import scripts, scripts_with
 from helpers import flags, record, same_weights
 
 
@@ -23,6 +23,7 @@ def double_sum(rewards, values, next_values, done, gamma, gae_lambda):
     return advantages
 
 
+@scripts_with("environments")
 @pytest.mark.parametrize("annealed", [True, False])
 def test_step_size_and_clip_range_fall_linearly_and_are_held_within_an_iteration(
     script, tiny, recorded, annealed
@@ -40,7 +41,7 @@ def test_step_size_and_clip_range_fall_linearly_and_are_held_within_an_iteration
     np.testing.assert_allclose(rates, 0.004 * line, rtol=1e-6)
 
 
-@on("continuous", "kl_penalty", "games")
+@scripts("continuous", "kl_penalty", "atari", "lstm")
 def test_checks_compare_the_whole_update_with_the_advantages_and_values_with_rewards(
     script, tiny, recorded
 ):
@@ -66,6 +67,7 @@ def test_checks_compare_the_whole_update_with_the_advantages_and_values_with_rew
     assert abs(first) < 1e-9 < last and update["check/first_kl"] == first
 
 
+@scripts_with("environments")
 def test_every_sample_is_used_once_per_epoch_in_a_new_order_with_its_own_row(
     script, tiny, recorded
 ):
@@ -89,6 +91,7 @@ def test_every_sample_is_used_once_per_epoch_in_a_new_order_with_its_own_row(
     assert all(order != sorted(order) for order in orders)
 
 
+@scripts_with("environments")
 def test_the_ratio_is_one_at_first_and_logged_losses_are_means_over_all_minibatches(
     script, tiny, recorded
 ):
@@ -108,6 +111,7 @@ def test_the_ratio_is_one_at_first_and_logged_losses_are_means_over_all_minibatc
     assert updates[-1]["losses/explained_variance"] == pytest.approx(expected.item(), abs=1e-4)
 
 
+@scripts_with("environments")
 def test_nothing_is_divided_by_a_zero(script, tiny, recorded, monkeypatch):
     """Rewards of 0 are not by their deviation, nor errors of values by returns that never vary."""
     failed = lambda self, _: (self.observe(), 0.0, True, False, {})  # noqa: E731
@@ -132,7 +136,7 @@ def noisy_step(script, recorded, args):
     return agent, step, SimpleNamespace(**{**vars(args), **schedule})
 
 
-@on("continuous", "kl_penalty", "multidiscrete", "lstm")
+@scripts("continuous", "kl_penalty", "multidiscrete", "lstm")
 @pytest.mark.parametrize("clip", [0.2, None])
 def test_loss_and_metrics_by_hand(script, tiny, recorded, clip):
     settings = {"norm_adv": clip is not None, "ent_coef": 0.03, "vf_coef": 0.7}
@@ -165,22 +169,7 @@ def test_loss_and_metrics_by_hand(script, tiny, recorded, clip):
     assert loss.item() == pytest.approx(total.item(), rel=1e-3)
 
 
-@on("continuous", "kl_penalty", "multidiscrete")
-def test_every_metric_is_a_mean_over_samples(script, tiny, recorded):
-    """Since those of minibatches are averaged."""
-    args = tiny("Walk", total_timesteps=32, learning_rate=0.0, norm_adv=False)
-    agent, step, in_update = noisy_step(script, recorded, args)
-    halves = [type(step.data)(*(x[half::2] for x in step.data)) for half in (0, 1)]
-    with torch.no_grad():
-        whole, *parts = (
-            script.module.ppo_loss(agent, x, in_update)[1] for x in (step.data, *halves)
-        )
-    for name, value in whole.items():
-        mean = sum(part[name].item() for part in parts) / 2
-        assert value.item() == pytest.approx(mean, rel=1e-3, abs=1e-5), name
-
-
-@on("games")
+@scripts_with("games")
 def test_the_gradient_as_a_whole_is_scaled_down_to_the_limit(script, tiny, recorded, monkeypatch):
     """That its direction is kept, PyTorch sees to."""
     limits = record(monkeypatch, torch.nn.utils, "clip_grad_norm_")
@@ -192,7 +181,7 @@ def test_the_gradient_as_a_whole_is_scaled_down_to_the_limit(script, tiny, recor
     np.testing.assert_allclose(found, norms.clip(max=0.1), rtol=1e-3)
 
 
-@on("continuous", "games")
+@scripts("continuous", "atari", "lstm")
 def test_early_stop_kl_compares_the_mean_of_the_last_epoch(script, tiny, recorded):
     settings = {"total_timesteps": 32, "update_epochs": 8, "learning_rate": 3e-4}
     args = tiny("Walk", **settings)
@@ -214,7 +203,7 @@ def test_early_stop_kl_compares_the_mean_of_the_last_epoch(script, tiny, recorde
     assert len(recorded.steps) == 3 * args.num_minibatches  # each iteration trains again
 
 
-@on("continuous")
+@scripts("continuous")
 def test_compiled_and_eager_updates_give_the_same_numbers(script, tiny, monkeypatch, capsys):
     settings = {"ent_coef": 0.01}
     functions, real = [], torch.compile
@@ -233,7 +222,7 @@ def test_compiled_and_eager_updates_give_the_same_numbers(script, tiny, monkeypa
         assert a == pytest.approx(b, rel=1e-3, abs=1e-6)
 
 
-@on("continuous", "atari")
+@scripts("continuous", "atari")
 def test_a_run_is_compiled_if_it_is_long_or_told_to_and_a_resumed_one_like_the_whole(
     script, tiny, monkeypatch, capsys
 ):
@@ -258,7 +247,7 @@ def test_a_run_is_compiled_if_it_is_long_or_told_to_and_a_resumed_one_like_the_w
     assert compiled
 
 
-@on("continuous")
+@scripts("continuous", "vector_env")
 def test_where_compiling_fails_the_run_is_eager_but_ones_own_error_is_a_traceback(
     script, tiny, cli, monkeypatch, capsys
 ):

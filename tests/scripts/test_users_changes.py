@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import threadpoolctl
 import torch
-from adapters import SCRIPTS, on
+from adapters import SCRIPTS, scripts, scripts_with
 from helpers import curves, flags, same_weights
 
 import ppo_continuous_action as ppo
@@ -34,7 +34,7 @@ def small(module=ppo, **changes):
     return module.Args(**{**dataclasses.asdict(HOME.args(env_id="FakeWalk-Box-v0")), **changes})
 
 
-@on("vector")
+@scripts_with("vector")
 def test_what_acts_otherwise_than_the_agent_shows_at_once(script, tiny, monkeypatch):
     healthy = script.module.train(tiny("Walk", learning_rate=0.01))["updates"]
     assert all(abs(x["check/acting"]) < 1e-6 for x in healthy)
@@ -97,7 +97,7 @@ def test_another_float_can_be_annealed_by_a_line_and_another_metric_is_averaged_
     assert len({x["mine"] for x in updates}) == len(curves("runs/run")["mine"]) == 3
 
 
-@on("continuous")
+@scripts("continuous")
 def test_training_uses_one_thread_and_leaves_the_process_what_it_had(script, tiny):
     """Once torch.set_num_threads has been called, MKL follows it alone, not threadpoolctl."""
     inside, real = [], script.module.ppo_update
@@ -121,24 +121,19 @@ def test_training_uses_one_thread_and_leaves_the_process_what_it_had(script, tin
         assert threads() == before
 
 
-@on("continuous", "games")
+@scripts("continuous", "atari", "rlhf")
 def test_main_in_a_notebook_takes_the_default_settings(script, monkeypatch):
     """The command line there is that of the kernel."""
     given = []
-
-    def train(args, resume):
-        given.append(args)
-        return {"run_dir": "here"}
-
+    train = lambda args, **_: given.append(args) or {"run_dir": "here"}  # noqa: E731
     monkeypatch.setattr(script.module, "train", train)
-    monkeypatch.setattr("sys.argv", ["python/ipykernel_launcher.py", "-f", "/tmp/kernel-1.json"])
-    script.module.main()
-    monkeypatch.setattr("sys.argv", ["script.py", "--seed", "3"])
-    script.module.main()
+    for line in ("python/ipykernel_launcher.py -f /tmp/kernel-1.json", "script.py --seed 3"):
+        monkeypatch.setattr("sys.argv", line.split())
+        script.module.main()
     assert given == [script.module.Args(), script.module.Args(seed=3)]
 
 
-@on("vector")
+@scripts("continuous", "vector_env")
 def test_a_module_in_the_current_folder_is_found(script, tiny, cli, monkeypatch):
     """The interpreter itself looks for it in the script's folder only."""
     monkeypatch.setattr(sys, "path", [x for x in sys.path if x not in ("", os.getcwd())])
@@ -154,7 +149,7 @@ gym.register("Mine-v0", entry_point=spec.entry_point, kwargs=spec.kwargs)
     del gym.registry["Mine-v0"]
 
 
-@on("vector")
+@scripts_with("vector")
 def test_the_text_of_a_script_works_where_it_has_no_file(script, monkeypatch):
     """As in a cell of a notebook."""
     module = types.ModuleType("cell")
@@ -166,30 +161,33 @@ def test_the_text_of_a_script_works_where_it_has_no_file(script, monkeypatch):
     assert len(module.evaluate(run_dir, episodes=1)) == 1
 
 
-@on("games")
-def test_another_agent_is_an_argument_where_games_are_played_too(script, tiny):
-    module = script.module
+@scripts_with("environments")
+def test_another_agent_and_another_way_to_step_are_arguments(script, tiny):
+    module, counted = script.module, []
 
-    class Doubled(module.Agent):
+    class Own(module.Agent):
         def __init__(self, *sizes):
             super().__init__(*sizes)
             self.more = torch.nn.Parameter(torch.zeros(1))
+            self.value.register_forward_hook(lambda _, inputs, values: values + self.more)
 
-        def forward(self, *inputs):
-            logits, values, *state = super().forward(*inputs)
-            return logits, values + self.more, *state
+    def step(envs, actions):
+        counted.append(len(envs))
+        return module.step_all(envs, actions)
 
-    module.train(tiny("Walk"), agent_class=Doubled)
+    args, own = tiny("Walk"), {"agent_class": Own}
+    own |= {"step_envs": step} if "vector" in script.features else {}  # games have processes
+    module.train(args, **own)
+    assert len(counted) == ("step_envs" in own) * args.total_timesteps / args.num_envs
     with pytest.raises(module.UsageError, match="from another script"):
         module.load_checkpoint("runs/run0")
-    more = tiny("Walk", total_timesteps=160)
-    agent = module.train(more, resume="runs/run0", agent_class=Doubled)["agent"]
-    assert agent.more != 0 and type(agent) is Doubled
-    saved = module.load_checkpoint("runs/run0", Doubled)
+    agent = module.train(tiny("Walk", total_timesteps=160), resume="runs/run0", **own)["agent"]
+    assert agent.more != 0 and type(agent) is Own
+    saved = module.load_checkpoint("runs/run0", Own)
     assert same_weights(saved["agent"], agent) and len(module.evaluate(saved, episodes=1)) == 1
 
 
-@on("continuous", "games")
+@scripts("continuous", "vector_env", "atari")
 def test_the_same_settings_can_be_trained_twice(script, tiny):
     args = tiny("Walk", run_name=None)
     before = dataclasses.asdict(args)
@@ -237,7 +235,7 @@ for name, make in (("House", Rooms), ("Outside", OUTSIDE), ("Endless", rooms(end
     gym.register(f"{name}-v0", make)
 
 
-@on("vector")
+@scripts("continuous", "multidiscrete")
 def test_a_dict_environment_of_ones_own_trains_and_its_policy_acts(script, cli):
     result = script.module.train(script.args(run_name=None), Rooms)
     run_dir = result["run_dir"]
@@ -285,7 +283,7 @@ def test_a_run_has_the_name_of_what_made_its_environment_or_of_its_class(make, n
     assert ppo.name_of(make, make()) == f"test_users_changes:{name}"
 
 
-@on("vector")
+@scripts("continuous")
 def test_only_the_module_that_the_flag_names_is_the_users_mistake(script, cli, monkeypatch):
     """What is missing in an environment's own code keeps its traceback, which names the file."""
     monkeypatch.syspath_prepend(".")
@@ -300,15 +298,6 @@ def test_only_the_module_that_the_flag_names_is_the_users_mistake(script, cli, m
         assert code == 2 and err.startswith("Error: --env-id: No module named"), err
 
 
-class Shrinking(Rooms):
-    """One number would be copied into all places."""
-
-    observation_space = gym.spaces.Box(-1, 1, (2,))
-
-    def observe(self):
-        return np.zeros(2) if self.t == 0 else np.float32(0.5)
-
-
 class Words(gym.Space):
     """As the missions of MiniGrid."""
 
@@ -316,12 +305,11 @@ class Words(gym.Space):
         super().__init__((), str)
 
 
-@on("continuous", "multidiscrete")
+@scripts("continuous", "multidiscrete")
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (Shrinking, ValueError, "cannot reshape array of size 1 into shape"),
         (rooms(reward=np.array([0.5, 0.5])), ValueError, "array of size 1 to a Python scalar"),
         (rooms(reward=np.inf), UsageError, "Check observations and rewards."),
         (rooms(np.full(2, np.nan)), UsageError, r"the observation \[nan nan|Check observations"),
@@ -351,7 +339,7 @@ def test_observations_may_be_lists_or_rows_and_keep_the_digits_of_floats(kind):
         ppo.vector(INTEGERS, kind([0.25, 0.5, 0.75]))
 
 
-@on("continuous", "multidiscrete")
+@scripts("continuous", "multidiscrete")
 def test_gymnasium_warns_once_of_what_an_environment_does_wrong(script):
     """At the first reset and step, in environments that are given and in those that are named."""
     for env_id, factory in (("Outside-v0", None), ("", OUTSIDE)):
@@ -366,7 +354,7 @@ def test_gymnasium_warns_once_of_what_an_environment_does_wrong(script):
         assert sum("step()` method is not within" in str(x.message) for x in warned) == 1
 
 
-@on("continuous")
+@scripts("continuous")
 def test_wide_bounds_of_actions_are_named(script, capsys):
     with contextlib.ExitStack() as resources:
         wide = rooms(action_space=gym.spaces.Box(-30, 30, (1,)))
@@ -374,7 +362,7 @@ def test_wide_bounds_of_actions_are_named(script, capsys):
     assert "use gym.wrappers.RescaleAction" in capsys.readouterr().out
 
 
-@on("continuous")
+@scripts("continuous")
 def test_a_loaded_policy_acts_on_raw_observations_as_the_trained_one(script, tiny):
     agent = script.module.train(tiny("Walk", learning_rate=0.002))["agent"]
     stats = script.module.load_checkpoint("runs/run0")["obs_stats"]
@@ -390,7 +378,7 @@ def test_a_loaded_policy_acts_on_raw_observations_as_the_trained_one(script, tin
     assert (abs(drawn) <= np.float32(0.1)).all() and len(np.unique(drawn)) > 5
 
 
-@on("continuous")
+@scripts("continuous")
 def test_evaluation_is_cut_where_the_environment_has_no_limit(script, capsys):
     script.module.train(script.args(env_id="Endless-v0", run_name="run", total_timesteps=32))
     assert script.module.evaluate("runs/run", episodes=1) == [5000]
@@ -417,7 +405,7 @@ def test_films_follow_the_body_and_are_as_long_as_the_flag_says(monkeypatch, cap
     assert " steps [" in printed.err  # a progress bar
 
 
-@on("vector")
+@scripts("continuous")
 def test_mujoco_does_not_warn_of_an_old_word_but_of_all_else(script, capfd):
     mujoco.set_mju_user_warning(None)  # as in a new process
     script.module.train(script.args(env_id="HalfCheetah-v4", run_name="run"))

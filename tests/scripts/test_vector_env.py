@@ -5,18 +5,15 @@ import functools
 import math
 import re
 import shutil
-import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-import filelock
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from helpers import curves, gain_of, record, same_weights
 from vector_simulators import (
     COLUMNS,
@@ -24,7 +21,6 @@ from vector_simulators import (
     GYMNASIUM,
     MODES,
     TINY,
-    Ending,
     N,
     Single,
     Step,
@@ -528,9 +524,7 @@ def test_what_is_logged_and_that_the_benchmark_reads_it(trained, cli, command, m
     assert code == 0 and "done" in text and "other" in text, text
 
 
-def test_a_finished_run_is_not_overwritten_and_there_is_nothing_left_to_do(trained, cli):
-    code, _, error = cli(f"{HERE}same --run-name done")
-    assert code == 2 and "change --run-name, or --resume it." in error
+def test_a_finished_run_stays_as_it_is_and_needs_its_spaces(trained, cli):
     before = (trained / "checkpoint.pt").read_bytes()
     code, out, _ = cli(f"--resume {trained}")
     assert code == 0 and "new episodes begin" in out
@@ -539,7 +533,6 @@ def test_a_finished_run_is_not_overwritten_and_there_is_nothing_left_to_do(train
     assert code == 2 and "runs/done was trained in a simulator with other spaces." in error
     code, _, error = cli(f"--evaluate {trained} {HERE}parts")
     assert code == 2 and "simulator with other spaces" in error
-    assert "Step 432 was the last one: raise --total-timesteps to train on." in out
 
 
 @pytest.mark.parametrize(
@@ -552,29 +545,6 @@ def test_a_run_that_is_continued_keeps_its_agent(trained, cli, flag):
         code, _, error = cli(f"{use} {trained} --total-timesteps 864 {flag}")
         assert code == 2 and f"{flag.split()[0]} is that of runs/done" in error, error
     assert (trained / "checkpoint.pt").read_bytes() == before
-
-
-def test_parts_in_another_order_are_other_spaces():
-    args = ppo.Args()
-    layouts = ({"parts": x, "low": [], "high": []} for x in ({"a": 1, "b": 1}, {"b": 1, "a": 1}))
-    first, second = (SimpleNamespace(layout=x) for x in layouts)
-    saved = {"layout": first.layout, "args": args, "run_dir": "runs/x"}
-    ppo.check_saved(first, args, saved)
-    with pytest.raises(ppo.UsageError, match="other spaces"):
-        ppo.check_saved(second, args, saved)
-
-
-def test_random_numbers_of_a_gpu_are_those_of_the_simulator(run, monkeypatch):
-    """They are seeded before it is made, and an agent that is made later leaves them alone."""
-    seeds = record(monkeypatch, torch.cuda, "manual_seed_all")
-    before = []
-
-    def make(way, num_envs):
-        before.append(len(seeds))
-        return simulator(way, num_envs)
-
-    found = run(total_timesteps=T * N, make=make)
-    assert before == [1] and seeds == [(found.options[0][1], None)]
 
 
 def test_a_new_step_size_counts_for_a_run_whose_step_size_the_kl_has_changed(run):
@@ -636,53 +606,9 @@ def test_a_run_has_the_name_of_what_made_its_simulator(make, name):
             ppo.evaluate(saved["run_dir"])
 
 
-def test_a_run_at_weights_and_biases_keeps_its_id(run, monkeypatch):
-    inits = []
-    init = lambda **about: inits.append(about) or ppo.ExitStack()  # noqa: E731
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Error=OSError))
-    found = run(total_timesteps=T * N, track=True, run_name="named")
-    run(resume=found.run_dir, total_timesteps=2 * T * N, track=True)
-    first, second = inits
-    assert first["id"] == second["id"] != first["name"] == second["name"] == "named"
-    with pytest.raises(ppo.UsageError, match="has a run already"):
-        run(track=True, run_name="named")
-    with filelock.FileLock(found.run_dir / "lock"), pytest.raises(ppo.UsageError, match="in use"):
-        run(resume=found.run_dir, track=True)
-    assert len(inits) == 2  # what is refused tells Weights & Biases nothing
-
-
-def test_one_process_at_a_time_trains_in_a_folder(trained, cli):
-    with filelock.FileLock(trained / "lock"):
-        code, _, error = cli(f"--resume {trained} --total-timesteps 864")
-    assert code == 2 and "runs/done is in use: another process trains there." in error
-    Path("file").touch()
-    code, _, error = cli(f"{HERE}same --run-name {'x' * 300}")
-    assert code == 2 and "File name too long: change --run-name" in error
-
-
-def test_an_update_that_cannot_be_compiled_is_done_without(run, monkeypatch, capsys):
-    def fail(function, options):
-        raise RuntimeError("No compiler.\nAt all.")
-
-    monkeypatch.setattr(torch, "compile", fail)
-    resets = record(monkeypatch, torch.compiler, "reset")
-    found = run(compile="yes", total_timesteps=T * N)
-    assert len(resets) == 1  # of what an earlier run in the process has compiled
-    assert "could not be compiled, so it takes longer: No compiler.\n" in capsys.readouterr().out
-    assert len(found.calls) == 4 and not same_weights(found.agent, found.calls[0].agent)
-
-
 def test_a_step_size_of_0_learns_nothing_and_says_so(run):
     found = run(total_timesteps=T * N, learning_rate=0.0)
     assert found.updates[0]["check/update"] == found.updates[0]["check/kl"] == 0
-
-
-def test_an_agent_that_has_been_evaluated_can_still_learn(trained, monkeypatch):
-    agents = record(monkeypatch, ppo, "load_checkpoint")
-    ppo.evaluate(trained, 2, make=make_same)
-    assert all(x.requires_grad for x in agents[0][-1]["agent"].parameters())
-    with pytest.raises(ppo.UsageError, match=r"--eval-episodes \(0\) must be at least 1"):
-        ppo.evaluate(trained, 0, make=make_same)
 
 
 def test_evaluation_plays_the_most_likely_actions_and_changes_nothing(trained, monkeypatch, cli):
@@ -747,14 +673,6 @@ def test_an_evaluation_without_end_is_given_up(trained, monkeypatch):
     assert envs.closed and not (trained / "videos").exists()
 
 
-def test_only_the_last_episodes_are_kept(run, monkeypatch):
-    whole = run().episodes
-    monkeypatch.setattr(ppo, "EPISODES_KEPT", 5)
-    found = run()
-    assert found.episodes == whole[-5:] and len(whole) > 10
-    assert ppo.load_checkpoint(found.run_dir)["episodes"] == whole[-5:]
-
-
 def test_a_policy_that_is_loaded_has_no_gradients(trained):
     policy = ppo.load_policy(trained)
     saved = torch.load(trained / "checkpoint.pt", weights_only=True)
@@ -764,25 +682,6 @@ def test_a_policy_that_is_loaded_has_no_gradients(trained):
     expected = policy.agent.policy(normalized).clamp(-0.5, 0.5)
     assert torch.equal(policy(obs), expected) and not policy(obs).requires_grad
     assert not policy.training
-
-
-def test_only_the_first_process_says_what_is_next(cli, monkeypatch):
-    monkeypatch.setattr(ppo, "RANK", 1)
-    code, out, _ = cli(f"{HERE}same --run-name other")
-    assert code == 0 and "Next" not in out and not Path("runs/other").exists()
-
-
-def test_a_run_that_is_stopped_in_its_first_iteration_can_be_resumed(cli, run, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(ppo, "check_numbers", lambda *_: signal.raise_signal(signal.SIGINT))
-        assert cli(f"{HERE}same --run-name cut")[0] == 130
-    saved = ppo.load_checkpoint("runs/cut")
-    assert saved["updates"] == saved["episodes"] == []
-    code, _, error = cli(f"{HERE}same --run-name cut")
-    assert code == 2 and "--resume it" in error
-    assert len(run(resume="runs/cut").updates) == 3
-    code, _, error = cli("--resume runs/cut --evaluate runs/cut")
-    assert code == 2 and "choose one of them" in error
 
 
 @pytest.mark.parametrize("target_kl", [0.0, 1e-4])
@@ -825,21 +724,6 @@ def test_an_interrupted_run_continues_in_new_episodes(cli, run, target_kl):
     assert found.options[0][1] == numbers[0] and len(found.episodes) > len(saved["episodes"])
 
 
-@pytest.mark.parametrize(("name", "expected"), [("SIGTERM", 143), ("SIGHUP", 129)])
-def test_a_signal_ends_a_run_with_its_exit_code(cli, monkeypatch, hangup, name, expected):
-    monkeypatch.setattr(Ending, "signal", getattr(signal, name))
-    code, _, error = cli(f"{HERE}ending --run-name ended")
-    assert code == expected and len(ppo.load_checkpoint("runs/ended")["updates"]) == 2
-    assert f"Interrupted at step {2 * T * N}. To continue: --resume runs/ended\n" in error
-
-
-def test_a_signal_that_is_ignored_stays_so(cli, monkeypatch, hangup):
-    monkeypatch.setattr(Ending, "signal", hangup)
-    signal.signal(hangup, signal.SIG_IGN)  # as `nohup` does
-    code, _, _ = cli(f"{HERE}ending --run-name ended")
-    assert code == 0 and len(ppo.load_checkpoint("runs/ended")["updates"]) == 3
-
-
 def test_copied_alone_into_an_empty_folder_it_runs(run_file, tmp_path):
     path = tmp_path / "my_copy.py"
     shutil.copy(ppo.__file__, path)
@@ -848,27 +732,6 @@ def test_copied_alone_into_an_empty_folder_it_runs(run_file, tmp_path):
     (folder,) = Path("runs").iterdir()
     assert code == 0 and folder.name.startswith("Pendulum-v1__my_copy__1__")
     assert f"Logs and checkpoints: {folder}\n" in out
-
-
-def test_a_video_shows_the_first_episode(trained, monkeypatch):
-    from gymnasium.utils import save_video
-
-    saved = record(monkeypatch, save_video, "save_video")
-    monkeypatch.setattr(ppo, "let_draw", lambda: None)
-
-    def make(num_envs, *_):
-        def single(i):
-            env = Single(i)
-            env.render_mode = "rgb_array"
-            return env
-
-        makes = [functools.partial(single, i) for i in range(num_envs)]
-        return SyncVectorEnv(makes, autoreset_mode=AutoresetMode.SAME_STEP)
-
-    ppo.evaluate(trained, 2, video=True, make=make)
-    ((frames, folder, *_),) = saved
-    assert [x[0, 0, 0] for x in frames] == [0, 1, 2] and folder == "runs/done/videos"
-    assert (trained / "videos/rl-video-episode-0.mp4").exists()
 
 
 def test_threads_are_as_before_and_a_run_learns_where_nothing_is_learned(run, monkeypatch):

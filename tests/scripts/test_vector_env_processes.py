@@ -1,7 +1,5 @@
 """ppo_vector_env.py in several processes, which learn as one."""
 
-import functools
-import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from helpers import record
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from vector_simulators import TINY, N, T, experience, simulator
 
 import ppo_vector_env as ppo
@@ -52,16 +49,8 @@ def learn_as_one(target_kl):
     }
 
 
-@pytest.fixture
-def processes(monkeypatch):
-    """Train in two processes, as torchrun does, but forks; return what each of them saw."""
-    monkeypatch.setattr(inspect, "stack", functools.partial(inspect.stack, context=0))
-    place = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "start_method": "fork"}
-    return lambda *x: elastic_launch(LaunchConfig(1, 1, 2, **place), learn_as_one)(*x).values()
-
-
-def test_two_processes_learn_as_one(processes):
-    one, two = sorted(processes(0.02), key=lambda x: x["rank"])
+def test_two_processes_learn_as_one(two_processes):
+    one, two = sorted(two_processes(learn_as_one, 0.02), key=lambda x: x["rank"])
     assert one["state"] == two["state"] and (one["rank"], two["rank"]) == (0, 1)
     assert one["seed"] != two["seed"] and one["kl"] != two["kl"]
     both = np.mean([one["gradient"], two["gradient"]], 0)
@@ -126,13 +115,3 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch):
             assert ppo.choose_device(ppo.Args()) == torch.device("cuda", rank)
     with pytest.raises(ppo.UsageError, match="--nproc-per-node 2 at most"):
         ppo.choose_device(ppo.Args())
-
-
-def test_a_rank_without_other_processes_is_one_process(monkeypatch):
-    import runpy
-
-    monkeypatch.setenv("RANK", "1")
-    for size in ("1", ""):
-        monkeypatch.setenv("WORLD_SIZE", size)
-        found = runpy.run_path(ppo.__file__)
-        assert found["RANK"] == 0 and found["WORLD_SIZE"] == 1
