@@ -49,6 +49,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Literal, NamedTuple
 
 import filelock
@@ -68,6 +69,7 @@ HELD_OUT = 2**31  # seeds from here on are for evaluation, and never trained on
 SCRIPT = Path(globals().get("__file__", "notebook"))  # pasted into a notebook, it has no file
 CAN = torch.cpu.get_capabilities()  # what the processor can do
 FAST_BFLOAT16 = torch.cuda.is_available() or CAN.get("amx_bf16") or CAN.get("avx512_bf16")
+EnvFactory = Callable[[], gym.Env]
 STOP: list[int] = []  # signals received: the run ends after this iteration
 Messages = list[dict[str, str]]  # [{"role": "user", "content": "..."}, ...]
 
@@ -546,9 +548,10 @@ def learn(args: Args, make: Any, saved: dict, resources: ExitStack) -> dict[str,
     if WORLD_SIZE > 1:
         dist.init_process_group()
         resources.callback(dist.destroy_process_group)
-    args, make = environment_maker(args, make)
+    maker = make or environment_maker(args)
     num_envs = max(args.num_episodes, args.eval_episodes)
-    envs = [resources.enter_context(closing(make())) for _ in range(num_envs)]
+    envs = [resources.enter_context(closing(maker())) for _ in range(num_envs)]
+    args = dataclasses.replace(args, env=name_of(make, envs[0])) if make else args
     device = choose_device(args)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(args.seed)  # of adapters' first weights
@@ -854,15 +857,29 @@ def named(flag: str, name: str) -> Callable:
     return found
 
 
-def environment_maker(args: Args, make: Callable | None) -> tuple[Args, Callable[[], gym.Env]]:
-    """What makes environments, and the settings, which have its name: logs show it."""
-    if make:
-        name = getattr(make, "__qualname__", f"<{type(make).__name__}>")
-        return dataclasses.replace(args, env=f"{make.__module__}:{name}"), make
+def environment_maker(args: Args) -> EnvFactory:
+    """What makes the environments that the settings name."""
     if args.prompts:
         prompts, reward = read_lines(args.prompts), named("--reward", args.reward or "")
-        return args, lambda: Prompts(prompts, reward)
-    return args, Sums if args.env == "sums" else named("--env", args.env)
+        return lambda: Prompts(prompts, reward)
+    return Sums if args.env == "sums" else named("--env", args.env)
+
+
+def name_of(env_factory: EnvFactory, env: gym.Env) -> str:
+    """The module and name of the function that makes the environment, or of its class."""
+    is_named = isinstance(env_factory, FunctionType) and "<" not in env_factory.__qualname__
+    maker: Any = env_factory if is_named else type(env.unwrapped)  # a lambda has no name
+    return f"{maker.__module__}:{maker.__qualname__}{given_to(env_factory)}"
+
+
+def given_to(maker: Any) -> str:
+    """Numbers and words that a partial function passes on: others make another simulator."""
+    if not isinstance(maker, functools.partial):
+        return ""
+    words = [f"{x}" for x in maker.args if isinstance(x, int | float | str)]
+    named = maker.keywords.items()
+    words += [f"{name}={x}" for name, x in named if isinstance(x, int | float | str)]
+    return f"({', '.join(words)})"
 
 
 def choose_device(args: Args) -> torch.device:
@@ -1103,7 +1120,8 @@ def load_policy(run_dir: str | Path, max_tokens: int | None = None) -> Callable[
 def evaluate(run_dir: str | Path, episodes: int = 64, make: Callable | None = None) -> list[float]:
     """Returns of episodes with held-out seeds, played with the most likely tokens."""
     args, model, chat = load_trained(run_dir)
-    args, make = environment_maker(dataclasses.replace(args, eval_episodes=episodes), make)
+    args = dataclasses.replace(args, eval_episodes=episodes)
+    make = make or environment_maker(args)
     with ExitStack() as resources:
         envs = [resources.enter_context(closing(make())) for _ in range(episodes)]
         return evaluate_policy(model, chat, envs, args)

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 import types
@@ -834,36 +835,33 @@ def test_runs_repeat_themselves_and_leave_other_random_numbers_alone(run):
     assert_same_runs(*runs)
 
 
-def killed(function):
-    """Run a function in a process that kills itself; return how it has ended."""
-    child = os.fork()
-    if child == 0:
-        try:
-            function()
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+# A process of its own: threads of this one would be missing in a fork.
+KILLED = """
+import os, signal, sys
+import ppo_llm as ppo
+play, plays = ppo.play, []
+def fatal(*args, **kwargs):
+    plays.append(1)
+    if len(plays) == 5:  # in the third iteration, with an evaluation before and after two
+        os.kill(os.getpid(), signal.SIGKILL)
+    return play(*args, **kwargs)
+ppo.play = fatal
+ppo.train(ppo.Args(**eval(sys.argv[1])))
+"""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [{}, {"lora_rank": 2, "kl_coef": 0.1}, {"float32": False}, {"advantages": "group"}]
 )
-def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(run, settings, monkeypatch, changes):
+def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(run, settings, changes):
     changes |= {"num_iterations": 4, "checkpoint_interval": 1, "eval_interval": 2}
     whole = run(**changes)
-    original, plays = ppo.play, []
-
-    def fatal(*args, **kwargs):
-        plays.append(1)
-        if len(plays) == 5:  # in the third iteration, with an evaluation before and after two
-            os.kill(os.getpid(), signal.SIGKILL)
-        return original(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ppo, "play", fatal)
-        args = settings(**changes | {"run_name": "killed"})
-        assert killed(lambda: ppo.train(args)) == -signal.SIGKILL
+    args = vars(settings(**changes | {"run_name": "killed"}))
+    path = os.pathsep.join([str(Path(ppo.__file__).parent), str(Path(tiny_llm.__file__).parent)])
+    command = [sys.executable, "-c", KILLED, repr(args)]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     saved = torch.load("runs/killed/checkpoint.pt", weights_only=True)
     assert len(saved["updates"]) == 2
     assert_same_runs(whole, ppo.train(resume="runs/killed"))
@@ -962,6 +960,9 @@ def test_an_own_simulator_gives_the_run_its_name(settings):
     assert result["args"].env.endswith("Own") and Own.closed == 8
     saved = torch.load(result["run_dir"] / "checkpoint.pt", weights_only=True)
     assert saved["args"]["env"] == result["args"].env
+    makers = {"Own": lambda: Own(), "Own(7)": functools.partial(Own, 7)}
+    for name, maker in makers.items():
+        assert ppo.name_of(maker, Own()).endswith(name)
 
 
 # --- Several processes ---
