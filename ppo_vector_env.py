@@ -733,7 +733,7 @@ def given_to(maker: Any) -> str:
     words = [f"{x}" for x in maker.args if isinstance(x, int | float | str)]
     named = maker.keywords.items()
     words += [f"{name}={x}" for name, x in named if isinstance(x, int | float | str)]
-    return f"({', '.join(words)})"
+    return f"({', '.join(words)})" if words else ""
 
 
 def import_named(module: str, flag: str) -> Any:

@@ -16,6 +16,7 @@ import threading
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of other processes
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is not on disk is not looked for, for a minute
 
 # Commands read their settings' comments each time: 3 of 20 seconds in tests of command lines.
 inspect.getsource = functools.cache(inspect.getsource)

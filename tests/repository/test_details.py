@@ -11,13 +11,6 @@ from adapters import ROOT, SCRIPTS
 from benchmark.evidence.tags import LIKE_A_TAG, tags_of
 
 FILE = r"(?:\w+: )?(?:[\w-]+/)*\w+\.py L\d+(?:-\d+)?(?:, L\d+(?:-\d+)?)*"
-PATHS = {name: x.path for name, x in SCRIPTS.items()} | {"llm": ROOT / "ppo_llm.py"}
-
-
-@pytest.fixture(params=PATHS)
-def tagged(request):
-    """Each script with a list of details, in turn."""
-    return SimpleNamespace(name=request.param, path=PATHS[request.param])
 
 
 def settings_of(path):
@@ -59,6 +52,7 @@ EXTRAS = {  # and deviations
     "padding is known from lengths": "llm",
     "positions skip padding": "llm",
     "logits of the model's own tokens only": "llm",
+    "what all conversations begin with is read once": "llm",
     "temperature is part of the policy": "llm",
     "dropout is off": "llm",
     "old log-probabilities come from the training pass": "llm",
@@ -68,6 +62,16 @@ EXTRAS = {  # and deviations
     "KL to the first model": "llm",
     "decoupled lambda": "llm",
 }
+
+
+PATHS = {name: SCRIPTS[name].path for name in REQUIRED if name != "llm"}
+PATHS["llm"] = ROOT / "ppo_llm.py"
+
+
+@pytest.fixture(params=PATHS)
+def tagged(request):
+    """Each script with a list of details, in turn."""
+    return SimpleNamespace(name=request.param, path=PATHS[request.param])
 
 
 def test_each_script_has_each_detail_it_owes_once_and_the_known_extras(tagged):

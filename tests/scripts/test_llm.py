@@ -386,6 +386,8 @@ def test_layers_compute_their_activations_twice_if_they_are_not_kept(loaded, set
     for on in (False, True):
         args = settings(gradient_checkpointing=on, value_model="separate")
         agent = agent_of(copy.deepcopy(loaded), args)
+        assert agent.reads_once is not on  # a layer that is computed again would add to the cache
+        agent.reads_once = False
         for trunk in (agent.policy.model, agent.value_trunk):
             trunk.layers[0].mlp.register_forward_pre_hook(lambda *_, on=on: calls.update([on]))
         logprobs, values, _ = agent(*batch)

@@ -241,9 +241,3 @@ def test_settings_that_could_not_be_loaded_again_are_refused_before_training(scr
 
     script.module.train(Others(**{**vars(tiny("Walk", run_name="others")), "gamma": 0.5}))
     assert script.module.load_checkpoint("runs/others")["args"].gamma == 0.5
-
-
-@scripts("continuous")
-def test_small_numbers_keep_three_digits(script):
-    numbers = {1234.56: "1234.6", -1: "-1.0", 0: "0.0", 0.5: "0.5", 0.00213: "0.00213"}
-    assert {x: script.module.short(x) for x in numbers} == numbers

@@ -27,7 +27,6 @@ from vector_simulators import (
     T,
     Tensors,
     experience,
-    make_same,
     simulator,
 )
 
@@ -578,6 +577,10 @@ def test_whether_a_step_was_the_last_one_depends_on_the_iterations_that_are_left
     assert "was the last one" not in capsys.readouterr().out
 
 
+def make_plain(num_envs, seed, device):
+    return simulator("same", num_envs)
+
+
 def of_kind(kind, num_envs, seed, device, terrain=None):
     return simulator(kind, num_envs)
 
@@ -585,7 +588,7 @@ def of_kind(kind, num_envs, seed, device, terrain=None):
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (make_same, "vector_simulators:make_same"),
+        (make_plain, "test_vector_env:make_plain"),
         (functools.partial(of_kind, "same"), "test_vector_env:of_kind(same)"),
         (
             functools.partial(of_kind, "dense", terrain=2),
