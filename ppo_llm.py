@@ -124,7 +124,8 @@ class Args:
         highest = {"gamma": 1, "gae_lambda": 1, "value_lambda": 1, "seed": 2**63 - 1}
         may_be_zero = ("seed", "lora_rank", "value_warmup")
         for name, value in vars(self).items():
-            low = 1 if type(value) is int and name not in may_be_zero else 0
+            is_count = type(getattr(type(self), name, None)) is int  # as its default
+            low = 1 if is_count and name not in may_be_zero else 0
             low = 1e-6 if name == "temperature" else low
             high = highest.get(name, math.inf)
             if type(value) in (int, float) and not (low <= value <= high and value < math.inf):

@@ -114,7 +114,8 @@ class Args:
         highest = {"gamma": 1, "gae_lambda": 1, "seed": 2**63 - 1}
         lowest = {"seed": 0, "num_steps": 2, "init_std": 1e-6}
         for name, value in vars(self).items():
-            low = lowest.get(name, 1 if type(value) is int else 0)  # counts are at least 1
+            is_count = type(getattr(type(self), name, None)) is int  # as its default
+            low = lowest.get(name, 1 if is_count else 0)
             high = highest.get(name, math.inf)
             if type(value) in (int, float) and not low <= value <= high:  # or if it is NaN
                 flag = f"--{name.replace('_', '-')} ({value})"

@@ -951,6 +951,10 @@ def test_a_run_is_evaluated_on_seeds_that_are_never_trained_on(run, monkeypatch,
     assert ppo.evaluate(result["run_dir"], 2, make=Chatty) is not found
 
 
+def test_a_whole_number_may_stand_for_a_fraction(settings):
+    assert settings(ent_coef=0, vf_coef=0, max_grad_norm=2).ent_coef == 0
+
+
 def test_an_own_simulator_gives_the_run_its_name(settings):
     class Own(Talk):
         closed = 0

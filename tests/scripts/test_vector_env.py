@@ -577,6 +577,10 @@ def test_whether_a_step_was_the_last_one_depends_on_the_iterations_that_are_left
     assert "was the last one" not in capsys.readouterr().out
 
 
+def test_a_whole_number_may_stand_for_a_fraction():
+    assert ppo.Args(ent_coef=0, vf_coef=0, max_grad_norm=2).vf_coef == 0
+
+
 def make_plain(num_envs, seed, device):
     return simulator("same", num_envs)
 
