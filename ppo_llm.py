@@ -173,7 +173,7 @@ class Episode:
             problem = f"{size} are too long for the model, which reads {self.chat.limit}"
             raise UsageError(f"Episode with seed {self.seed}: {problem}.")
 
-    def write(self, token: int, logprob: float) -> bool:
+    def say(self, token: int, logprob: float) -> bool:
         """Add a token of the model; return whether it ends the response."""
         # Extra: tokens are never encoded a second time
         # Encoded again, "12" may become two tokens, and another action would be learned.
@@ -239,7 +239,7 @@ def respond(
         tokens, logprobs = draw(logits, None if greedy else uniform, args.temperature)
         for i, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist())):
             if writing[i]:
-                writing[i] = not episodes[i].write(token, logprob)
+                writing[i] = not episodes[i].say(token, logprob)
         if not any(writing):
             break
         tokens = tokens[:, None]

@@ -22,8 +22,9 @@ WORDS = [*SPECIAL, *string.printable[:95], "\n", "12", "34"]
 def folder() -> tempfile.TemporaryDirectory:
     """Where it is saved, as models at Hugging Face are; it is deleted when the process ends."""
     from tokenizers import Tokenizer, decoders, models
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, logging
 
+    logging.disable_progress_bar()
     place = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     numbers = {word: i for i, word in enumerate(WORDS)}
     words = Tokenizer(models.BPE(vocab=numbers, merges=[("1", "2"), ("3", "4")]))
@@ -42,6 +43,7 @@ def folder() -> tempfile.TemporaryDirectory:
     with torch.no_grad():  # it often writes digits, or ends its response
         model.lm_head.weight[: len(SPECIAL) + 10] *= 5
         model.lm_head.weight[1 : len(SPECIAL)] = 0
+        model.lm_head.weight[0] = 0.8 * model.lm_head.weight[WORDS.index("9")]
     model.save_pretrained(place.name)
     tokenizer.save_pretrained(place.name)
     return place
