@@ -13,7 +13,8 @@ POINTS = 20  # of a curve
 STAGED = "; the curves are over the updates of training"
 # Columns of curves that are not shown, and neither are those with a slash: metrics that the
 # scripts no longer log.
-NOT_SHOWN = {"step", "episodes", "stage", "tokens_per_second", "check_values", "kl_after", *KEY}
+NOT_SHOWN = {"step", "episodes", "stage", "seconds", "tokens", "tokens_per_second", *KEY}
+NOT_SHOWN |= {"check_values", "kl_after"}
 CHECKS = ("check", "entropy", "grad_norm")  # begin names that are shown of the closed bugs only
 DIGITS = [chr(x) for x in range(35, 127) if chr(x) != "\\"]  # of numbers in data
 
