@@ -379,13 +379,13 @@ class Events(NamedTuple):
 def read_log(folder: Path) -> Events:
     """The TensorBoard log of a folder, whose files are of one run that was continued or restarted.
 
-    They have the order of their names, as in TensorBoard. From its first step on, a file replaces
-    those before that have the same tags.
+    They have the order of the numbers in their names: time, process, count. From its first step on,
+    a file replaces those before that have the same tags.
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     everything = {"scalars": 0, "tensors": 0}
-    paths = sorted(folder.glob(f"{EVENTS}*"))
+    paths = sorted(folder.glob(f"{EVENTS}*"), key=lambda x: [*map(int, re.findall(r"\d+", x.name))])
     found = [EventAccumulator(str(x), everything).Reload() for x in paths]
     files = [contents(x) for x in found if any(x.Tags().values())]
     kept, settings, count = pd.DataFrame(columns=["tag", "step", "value"]), {}, 0

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from foreign_logs import PENDULUM, write_cleanrl, write_plain
+from tensorboard.summary.writer.event_file_writer import AtomicCounter
 from torch.utils.tensorboard import SummaryWriter
 
 from benchmark import logs
@@ -91,7 +92,9 @@ def test_the_log_next_to_a_checkpoint_of_somebody_else_is_read(tmp_path, saved):
     assert "\n" not in str(said.value)
 
 
-def test_of_two_runs_in_one_folder_the_last_counts(tmp_path):
+def test_of_two_runs_in_one_folder_the_last_counts(tmp_path, monkeypatch):
+    writer = "tensorboard.summary.writer.event_file_writer"
+    monkeypatch.setattr(f"{writer}._global_uid", AtomicCounter(9))  # in the names of files: 9, 10
     write_plain(tmp_path, 1000.0, last=200_000)
     write_plain(tmp_path, 10.0, last=50_000)
     (log,) = logs.find(str(tmp_path))
