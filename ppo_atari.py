@@ -1105,6 +1105,8 @@ def open_run(
 # Copied from ppo_continuous_action.py
 def check_settings(args: Args) -> None:
     """Refuse numbers out of their range, unknown choices, and a name that is a path."""
+    if isinstance(getattr(args, "compile", None), bool):  # as programs for version 6 say it
+        object.__setattr__(args, "compile", "yes" if args.compile else "no")
     for field in dataclasses.fields(args):
         value = getattr(args, field.name)
         flag = f"--{field.name.replace('_', '-')} ({value})"
@@ -1276,7 +1278,8 @@ def command_line() -> Iterator[list[str]]:
             signal.signal(number, lambda received, _: sys.exit(128 + received))
     try:
         # In a notebook, the flags are those of its kernel.
-        yield [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
+        words = [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
+        yield ["--compile=no" if x == "--no-compile" else x for x in words]  # as in version 6
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except (UsageError, gym.error.Error) as error:

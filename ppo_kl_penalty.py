@@ -1063,6 +1063,8 @@ def open_run(
 
 def check_settings(args: Args) -> None:
     """Refuse numbers out of their range, unknown choices, and a name that is a path."""
+    if isinstance(getattr(args, "compile", None), bool):  # as programs for version 6 say it
+        object.__setattr__(args, "compile", "yes" if args.compile else "no")
     for field in dataclasses.fields(args):
         value = getattr(args, field.name)
         flag = f"--{field.name.replace('_', '-')} ({value})"
@@ -1115,6 +1117,8 @@ def load_checkpoint(run_dir: str | Path | Saved, agent_class: type[Agent] | None
         if broken := zipfile.ZipFile(path).testzip():  # torch.load ignores the checksums
             raise ValueError(f"the checksum of {broken} is wrong")
         saved = torch.load(path, map_location="cpu", weights_only=True)
+        if isinstance(saved["episodes"], dict):
+            raise ValueError("its episodes are in columns, as in version 6")
         with torch.random.fork_rng(devices=[]):  # first weights are drawn, then replaced
             agent = (agent_class or Agent)(*saved["sizes"])
         agent.load_state_dict(saved["agent"], assign=True)  # float32, whatever the caller's default
@@ -1241,7 +1245,8 @@ def command_line() -> Iterator[list[str]]:
             signal.signal(number, lambda received, _: sys.exit(128 + received))
     try:
         # In a notebook, the flags are those of its kernel.
-        yield [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
+        words = [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
+        yield ["--compile=no" if x == "--no-compile" else x for x in words]  # as in version 6
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except (UsageError, gym.error.Error) as error:

@@ -109,7 +109,9 @@ class Args:
     max_grad_norm: float = 0.5  # maximum norm of the whole gradient [ppo2: 0.5; rsl_rl: 1]
 
     def __post_init__(self) -> None:
-        if self.compile not in ("auto", "yes", "no"):  # True or False, as in version 6
+        if isinstance(self.compile, bool):  # as programs for version 6 say it
+            object.__setattr__(self, "compile", "yes" if self.compile else "no")
+        if self.compile not in ("auto", "yes", "no"):
             raise UsageError(f"--compile ({self.compile}) must be one of auto, yes, no.")
         highest = {"gamma": 1, "gae_lambda": 1, "seed": 2**63 - 1}
         lowest = {"seed": 0, "num_steps": 2, "init_std": 1e-6}
@@ -1183,7 +1185,8 @@ def main() -> None:
     try:
         folder = parser.parse_known_args()[0].folder
         args = load_checkpoint(folder)["args"] if folder else Args()
-        command = tyro.cli(Command, default=Command(args))
+        flags = ["--compile=no" if x == "--no-compile" else x for x in sys.argv[1:]]  # version 6
+        command = tyro.cli(Command, args=flags, default=Command(args))
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
         if command.evaluate:

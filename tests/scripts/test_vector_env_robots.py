@@ -439,8 +439,9 @@ def test_short_runs_are_not_compiled_unless_it_is_asked_for(capsys, monkeypatch)
     pays = lambda how, count: ppo.pays_to_compile(ppo.Args(compile=how, **steps), count)  # noqa: E731
     assert not pays("auto", few) and "--compile yes" in capsys.readouterr().out
     assert pays("auto", many) and pays("yes", 1) and not pays("no", many)
+    assert [ppo.Args(compile=x).compile for x in (True, False)] == ["yes", "no"]  # as in version 6
     with pytest.raises(ppo.UsageError, match=r"--compile \(False\) must be one of auto, yes, no"):
-        ppo.Args(compile=False)  # as in version 6
+        ppo.Args(compile="False")
     monkeypatch.setattr(ppo, "WORLD_SIZE", 2)
     assert not pays("yes", many)
 
