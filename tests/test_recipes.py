@@ -728,3 +728,21 @@ def test_exported_policies_of_robots_act_as_the_saved_one_and_need_only_its_colu
     policy.agent.high = policy.agent.low
     with pytest.raises(ppo_vector_env.UsageError, match="acts differently, by up to"):
         export_robot_policy.check(found["run_dir"], policy, obs)
+
+
+def test_noise_of_the_loop_with_memory_is_its_own_though_an_environment_seeds_pytorch():
+    actions = []
+
+    class Seeding(lstm.Recall):
+        def reset(self, **options):
+            torch.manual_seed(0)
+            return super().reset(**options)
+
+        def step(self, action):
+            actions.append(action.item())
+            return super().step(action)
+
+    args = dataclasses.replace(lstm.SETTINGS, num_envs=4, num_steps=32, total_timesteps=128)
+    lstm.train(args, Seeding)
+    inside = [x for x in actions if abs(x) < 1]  # others are clipped
+    assert len({*inside}) == len(inside) > 64

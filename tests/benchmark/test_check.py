@@ -307,3 +307,10 @@ def test_episodes_are_read_in_both_forms():
     for found in (rows, columns):
         assert record.episodes_of({"episodes": found}).to_dict("records") == rows
     assert record.episodes_of({"episodes": []}).empty and record.episodes_of({}).empty
+
+
+def test_an_episode_that_ends_with_the_last_step_of_an_update_counts_in_it():
+    returns = np.repeat([0, 10, 0], [100, 296, 404])  # that of step 40,000 makes the gain lost
+    steps = 2000 * np.arange(1, 41)
+    (row,) = check.judge(run_of({"losses/approx_kl": values(0.06, 0.06)}, returns, steps=steps))
+    assert row["verdict"] == "unhealthy since 40,000"

@@ -16,6 +16,7 @@ from stable_baselines3 import PPO
 
 from benchmark.evidence import pages
 from benchmark.lab import compare, logs, plots, statistics
+from benchmark.lab.provenance import BenchmarkError
 
 
 def test_a_log_of_stable_baselines3_is_compared_and_checked(tmp_path, command, drawn):
@@ -278,3 +279,38 @@ def test_table_prints_that_of_a_suite(command, committed):
     code, text = command("table", "minimal", "--results", committed.results)
     assert code == 0 and any(text.strip() in page.read_text() for page in pages.PAGES)
     assert "No run of minimal is finished." in command("table", "minimal", "--results", "x")[1]
+
+
+def test_runs_of_two_simulators_of_ones_own_are_no_pair_and_no_row(command):
+    for name in ("walker", "arm"):
+        for seed in (1, 2):
+            settings = {"env_id": "HalfCheetah-v4", "make": f"robots:{name}", "seed": seed}
+            write_plain(Path(name, str(seed)), **settings)
+    code, text = command("compare", "walker", "arm")
+    assert code == 2 and "walker has robots:walker; arm has robots:arm." in text
+    code, text = command("check", ".")
+    assert code == 0 and "HalfCheetah" not in text and text.count("\nmetric ") == 2
+
+
+def test_code_that_logs_of_others_do_not_show_is_named(tmp_path, command):
+    for name, own in (("a", "ppo"), ("b", "ppo_mine"), ("c", "ppo")):
+        write_cleanrl(tmp_path / name, exp_name=own)
+    code, text = command("compare", "a", "b", "c")
+    assert code == 0 and "b differs from a in exp_name (ppo, ppo_mine).\n" in text
+    assert "c differs from a in no setting.\nThe logs of a, b, c do not show whether th" in text
+
+
+def test_the_settings_of_every_run_of_a_group_are_compared():
+    settings = [{"seed": str(k), "gamma": "0.9"} for k in range(3)]
+    runs = [logs.Log(Path(f"a/{x['seed']}"), "A-v1", None, None, settings=x) for x in settings]
+    assert compare.require_seeds(logs.runs_table({"a": runs})) == []
+    settings[2]["gamma"] = "0.8"
+    with pytest.raises(BenchmarkError, match=r"differ in gamma \(0.9, 0.8\)"):
+        compare.require_seeds(logs.runs_table({"a": runs}))
+
+
+def test_runs_in_which_no_episode_ended_are_named_as_such(tmp_path, command):
+    write_ours(tmp_path / "a/1")
+    write_ours(tmp_path / "b/1", [])
+    code, text = command("compare", "a", "b")
+    assert code == 2 and text.endswith("b/1: no episode has ended in its 1,000 steps.\n")

@@ -332,3 +332,12 @@ def test_on_windows_results_are_read_and_runs_are_refused(tmp_path):
     found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=ROOT)
     assert "figure3 " in found.stdout and found.returncode == 2
     assert found.stderr == "Error: Runs are made on Linux and macOS only: on Windows, use WSL.\n"
+
+
+def test_modules_are_found_in_the_current_folder_as_if_the_script_ran_there(forked):
+    script = Path("own/mine.py")
+    script.write_text(f"import here\n{script.read_text()}")
+    Path("here.py").write_text("")
+    assert "| A-v1 | 1 |" in forked.run(*MINE, "--seeds", "1")
+    Path("here.py").write_text("edited = 1")
+    assert "another version of here.py" in forked.run(*MINE, "--seeds", "2", code=2)

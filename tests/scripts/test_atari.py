@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from adapters import SCRIPTS, scripts, scripts_with, slow_on
-from helpers import gain_of, record
+from helpers import assert_same_runs, gain_of, record
 from torch import nn
 
 import ppo_atari as ppo
@@ -267,3 +267,13 @@ def test_gradients_and_metrics_are_means_over_the_processes(monkeypatch):
     batch, chosen = ppo.Batch(*torch.zeros(6, 1)), torch.tensor([0])
     metrics = ppo.ppo_update(agent, adam, batch, chosen, args(), loss)
     assert metrics == {"metric": 6.0, "losses/grad_norm": 3.0}
+
+
+@scripts_with("games")
+def test_whole_numbers_are_good_for_settings_that_are_floats(script, tiny):
+    whole = {"learning_rate": 0, "clip_coef": 1, "max_grad_norm": 1, "gamma": 1}
+    a, b = (
+        script.module.train(tiny("Walk", **{name: kind(x) for name, x in whole.items()}))
+        for kind in (int, float)
+    )
+    assert_same_runs(a, b)

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import tiny_llm
 import torch
-from helpers import curves, record
+from helpers import assert_same_runs, curves, record
 from tiny_llm import Chatty, Talk
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -816,14 +816,11 @@ def test_the_policy_waits_while_the_values_warm_up(run, loaded, value_model):
 # --- Runs: logs, checkpoints, evaluation ---
 
 
-def assert_same_runs(a, b):
+def assert_same(a, b):
     """Equal to the bit, apart from times."""
-    states = a["agent"].state_dict(), b["agent"].state_dict()
-    assert states[0].keys() == states[1].keys()
-    assert all(torch.equal(x, states[1][name]) for name, x in states[0].items())
-    assert a["episodes"] == b["episodes"] and a["evaluations"] == b["evaluations"]
-    times = {"charts/SPS": 0, "charts/seconds": 0, "charts/seconds_sampling": 0}
-    assert [x | times for x in a["updates"]] == [x | times for x in b["updates"]]
+    assert a["agent"].state_dict().keys() == b["agent"].state_dict().keys()
+    assert_same_runs(a, b)
+    assert a["evaluations"] == b["evaluations"]
 
 
 @pytest.mark.slow
@@ -833,11 +830,11 @@ def test_runs_repeat_themselves_and_leave_other_random_numbers_alone(run):
     runs = [run(lora_rank=2) for _ in range(2)]
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(6)
-    assert_same_runs(runs[0], run(lora_rank=2))
-    assert_same_runs(*runs)
+    assert_same(runs[0], run(lora_rank=2))
+    assert_same(*runs)
 
 
-# A process of its own: threads of this one would be missing in a fork.
+# Run in a new process, since a fork would lack the threads of this one.
 KILLED = """
 import os, signal, sys
 import ppo_llm as ppo
@@ -866,7 +863,7 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(run, settings, chan
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     saved = torch.load("runs/killed/checkpoint.pt", weights_only=True)
     assert len(saved["updates"]) == 2
-    assert_same_runs(whole, ppo.train(resume="runs/killed"))
+    assert_same(whole, ppo.train(resume="runs/killed"))
 
 
 def test_a_signal_ends_a_run_after_its_iteration_with_a_checkpoint(cli, run, monkeypatch, settings):
@@ -969,6 +966,23 @@ def test_an_own_simulator_gives_the_run_its_name(settings):
     makers = {"Own": lambda: Own(), "Own(7)": functools.partial(Own, 7)}
     for name, maker in makers.items():
         assert ppo.name_of(maker, Own()).endswith(name)
+
+
+def test_trls_grpo_gets_the_same_prompts_and_rewards(run, monkeypatch):
+    """The benchmark's baseline, without TRL, which is not installed."""
+    from benchmark.evidence.baselines import trl_grpo
+
+    plays = record(monkeypatch, ppo, "play")
+    changes = {"env": "sums", "advantages": "group", "num_episodes": 64, "group_size": 8}
+    run(num_iterations=2, max_turns=1, **changes)
+    seeds = [x for call in plays[1:3] for x in call[3]]  # the first and last play is an evaluation
+    rows = trl_grpo.sums(trl_grpo.Args(num_iterations=2))
+    assert [x["seed"] for x in rows for _ in range(8)] == seeds
+    a, b = map(int, rows[0]["prompt"][-1]["content"].replace("+", "").split(" =")[0].split())
+    texts = [[{"content": f"It is {a + b}."}], [{"content": f"{a + b} or {a}"}]]
+    judge = trl_grpo.Record()
+    assert judge(texts, [[5, 6], [7]], [rows[0]["seed"]] * 2) == [1, 0]
+    assert [(x["return"], x["length"]) for x in judge.episodes] == [(1, 2), (0, 1)]
 
 
 # --- Several processes ---

@@ -121,3 +121,26 @@ def test_on_iteration_gets_what_train_returns_and_may_end_the_run(script, tiny):
     assert [(x[0], x[2]) for x in seen] == [(1, "run0"), (2, "run0")]
     resumed = script.module.train(resume="runs/run0")  # what it held has been closed
     assert len(resumed["updates"]) == 3
+
+
+@scripts("continuous")
+def test_batch_norm_trains_and_acts_by_its_running_statistics(script, tiny, monkeypatch):
+    class Normed(script.module.Agent):
+        def __init__(self, *sizes):
+            super().__init__(*sizes)
+            self.policy.insert(1, nn.BatchNorm1d(64))
+
+        def evaluate_actions(self, obs, actions):
+            flat = obs.flatten(0, -2), actions.flatten(0, -2)
+            results = super().evaluate_actions(*flat)
+            return [x.view(obs.shape[:-1]) for x in results]
+
+    monkeypatch.setattr(script.module, "Agent", Normed)
+    whole = script.module.train(tiny("Walk", checkpoint_interval=1, anneal_lr=False))
+    assert all(abs(x["check/acting"]) < 1e-5 for x in whole["updates"])
+    norm = script.module.load_checkpoint("runs/run0")["agent"].policy[1]
+    assert norm.running_mean.abs().max() > 0 and norm.num_batches_tracked == 24
+    script.module.train(tiny("Walk", total_timesteps=64, anneal_lr=False))
+    resumed = script.module.train(tiny("Walk", anneal_lr=False), resume="runs/run1")
+    assert same_weights(whole["agent"], resumed["agent"])
+    assert len(script.module.evaluate("runs/run0", episodes=1)) == 1

@@ -791,3 +791,34 @@ def test_a_run_on_a_gpu_is_that_of_the_processor(run, gpu, monkeypatch):
     assert given == [torch.device("cuda", 0)] and len(found) == 2
     agent = loaded[0][-1]["agent"]
     assert all(device.has(x) for x in agent.state_dict().values())
+
+
+def test_random_numbers_of_a_gpu_are_those_of_the_simulator(run, monkeypatch):
+    """They are seeded before it is made, and an agent that is made later leaves them alone."""
+    seeds = record(monkeypatch, torch.cuda, "manual_seed_all")
+    before = []
+
+    def make(way, num_envs):
+        before.append(len(seeds))
+        return simulator(way, num_envs)
+
+    found = run(total_timesteps=T * N, make=make)
+    assert before == [1] and seeds == [(found.options[0][1], None)]
+
+
+def test_an_agent_that_has_been_evaluated_can_still_learn(trained, monkeypatch):
+    agents = record(monkeypatch, ppo, "load_checkpoint")
+    ppo.evaluate(trained, 2, make=make_plain)
+    assert all(x.requires_grad for x in agents[0][-1]["agent"].parameters())
+    with pytest.raises(ppo.UsageError, match=r"--eval-episodes \(0\) must be at least 1"):
+        ppo.evaluate(trained, 0, make=make_plain)
+
+
+def test_parts_in_another_order_are_other_spaces():
+    args = ppo.Args()
+    layouts = ({"parts": x, "low": [], "high": []} for x in ({"a": 1, "b": 1}, {"b": 1, "a": 1}))
+    first, second = (SimpleNamespace(layout=x) for x in layouts)
+    saved = {"layout": first.layout, "args": args, "run_dir": "runs/x"}
+    ppo.check_saved(first, args, saved)
+    with pytest.raises(ppo.UsageError, match="other spaces"):
+        ppo.check_saved(second, args, saved)

@@ -55,7 +55,7 @@ def cli(outcome):
     return lambda line: outcome(ppo.main, f"{FLAGS} {line}", "ppo_vector_env.py")
 
 
-# Beside what is refused in every script.
+# In addition to what every script refuses.
 REFUSED = [
     (f"--seed {2**63}", f"--seed ({2**63}) must be from 0 to {2**63 - 1}."),
     ("--num-minibatches 144", "--num-steps * --num-envs (144) must be 2, 3, 4... times"),
