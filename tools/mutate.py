@@ -334,6 +334,8 @@ def main() -> int:
         found, failing = survivors(script, chosen)
         wrong = [x for x in found if x not in reasons]
         wrong += sorted(reasons.keys() - {x.name for x in mutants(text)})  # which are no changes
+        if 50 * len(reasons) > count:
+            wrong.append(f"{len(reasons)} reasons: one statement in fifty may have one")
         print(f"{script}: {count} statements, {len(chosen)} changes tried, {len(found)} survive,")
         print(f"{len(wrong)} of them without a reason", *wrong, sep="\n- ", flush=True)
         if failing:

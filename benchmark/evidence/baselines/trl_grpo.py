@@ -1,8 +1,9 @@
 """TRL's GRPOTrainer on the sums of `ppo_llm.py` (pip install trl==1.16.0), for runs and for speed.
 
-The same model, prompts, order of prompts, reward, groups, lengths, precision, optimizer, number of
-gradient steps and step sizes as `ppo_llm.py --advantages group`. Such a run leaves a checkpoint
-like those of our scripts, but only at its end: an interrupted run starts again.
+The same model, prompts, order of prompts, reward, groups, lengths, optimizer, number of gradient
+steps and step sizes as `ppo_llm.py --advantages group --float32`. TRL's Adam would change weights
+in bfloat16, ours does not, so both compute in float32. Such a run leaves a checkpoint like those of
+our scripts, but only at its end: an interrupted run starts again.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ import tyro
 
 import ppo_llm
 
-EPISODES, GROUP, MINIBATCHES = 64, 8, 4  # as is the default in ppo_llm.py
+EPISODES, GROUP, MINIBATCHES = 64, 8, 4  # the defaults of ppo_llm.py
 
 
 @dataclasses.dataclass
@@ -70,7 +71,7 @@ def main() -> None:
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    model, chat, _ = ppo_llm.load_model(ppo_llm.Args(), torch.device("cpu"))
+    model, chat, _ = ppo_llm.load_model(ppo_llm.Args(float32=True), torch.device("cpu"))
     record = Record()
 
     class Times(TrainerCallback):
@@ -93,7 +94,7 @@ def main() -> None:
         adam_beta2=0.95,
         shuffle_dataset=False,
         seed=args.seed,
-        bf16=ppo_llm.FAST_BFLOAT16 is True,
+        bf16=False,
         use_cpu=not torch.cuda.is_available(),
         gradient_checkpointing=False,
         report_to=[],
