@@ -7,6 +7,10 @@ Each message names one more number to add, and nobody repeats the total: the mod
 its own last answer. The whole reward comes at the end, the share of totals that were right. So an
 early mistake costs later turns, too, and only a value function that has seen the mistake expects
 less from then on.
+
+A conversation begins with an example game. Without it, a small model earns next to nothing after
+the first turn, and learns nothing there. With it, untrained, 52, 6 and 3 % of the totals of
+SmolLM2-135M are right in the three turns.
 """
 
 import re
@@ -14,7 +18,15 @@ from typing import Any
 
 import gymnasium as gym
 
-SYSTEM = {"role": "system", "content": "Answer with the number only."}
+BEGINNING = [
+    {"role": "system", "content": "Keep a running total."},
+    {"role": "user", "content": "2 + 1 = ?"},
+    {"role": "assistant", "content": "2 + 1 = 3"},
+    {"role": "user", "content": "+ 4 = ?"},
+    {"role": "assistant", "content": "3 + 4 = 7"},
+    {"role": "user", "content": "+ 5 = ?"},
+    {"role": "assistant", "content": "7 + 5 = 12"},
+]
 
 
 class RunningTotal(gym.Env):
@@ -24,7 +36,7 @@ class RunningTotal(gym.Env):
         super().reset(seed=seed)
         first, *self.numbers = self.np_random.integers(1, 6, size=4).tolist()
         self.total, self.right = first, 0
-        return [SYSTEM, {"role": "user", "content": f"{first} + {self.numbers[0]} = ?"}], {}
+        return [*BEGINNING, {"role": "user", "content": f"{first} + {self.numbers[0]} = ?"}], {}
 
     def step(self, text: str) -> tuple[str, float, bool, bool, dict]:
         self.total += self.numbers.pop(0)

@@ -18,8 +18,8 @@ def short(tmp_path_factory):
 
 def test_the_game_pays_the_share_of_right_totals_at_its_end():
     env = llm_game.RunningTotal()
-    (system, question), _ = env.reset(seed=3)
-    assert system["role"] == "system"
+    (*beginning, question), _ = env.reset(seed=3)
+    assert [x["role"] for x in beginning] == ["system", *["user", "assistant"] * 3]
     total = sum(int(x) for x in question["content"].split() if x.isdigit())
     said = []
     for turn, wrong in enumerate((0, 1, 0)):

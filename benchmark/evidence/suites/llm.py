@@ -4,26 +4,40 @@ from benchmark.evidence.definitions import Suite, Variant
 
 LLM = "ppo_llm.py"
 GROUP = "--advantages group"
-TWO = {"sums": (1, 2)}  # seeds
 GAME = "--env recipes.llm_game:RunningTotal --max-turns 3"
 
 SUITES = (
     Suite(
         name="llm_sums",
         reproduces="SmolLM2-135M learns to add: PPO with a value function, and GRPO",
-        environments={"sums": (1, 2, 3)},
-        variants={
-            "": Variant(LLM, "", "PPO"),
-            "group": Variant(LLM, GROUP, "GRPO"),
-            "detached": Variant(LLM, "--value-model detached", "PPO, values read only", TWO),
-        },
+        environments={"sums": (1, 2, 3, 4, 5)},
+        variants={"": Variant(LLM, "", "PPO"), "group": Variant(LLM, GROUP, "GRPO")},
         figures=("curves", "minutes"),
         total_timesteps=None,  # it counts iterations
     ),
     Suite(
+        name="llm_values",
+        reproduces="where PPO's values come from, how they are learned, and how large a step is",
+        environments={"sums": (1, 2, 3)},
+        variants={
+            "detached": Variant(LLM, "--value-model detached", "values read only"),
+            "separate": Variant(LLM, "--value-model separate", "values have a trunk of their own"),
+            "warmup": Variant(LLM, "--value-warmup 2", "two iterations only train the values"),
+            "lambda1": Variant(LLM, "--gae-lambda 1", "policy's lambda 1"),
+            "lambda95": Variant(LLM, "--value-lambda 0.95", "values' lambda 0.95"),
+            "half": Variant(LLM, "--learning-rate 1e-5", "step size 1e-5"),
+            "double": Variant(LLM, "--learning-rate 4e-5", "step size 4e-5"),
+            "group-half": Variant(LLM, f"{GROUP} --learning-rate 1e-5", "GRPO, step size 1e-5"),
+            "group-double": Variant(LLM, f"{GROUP} --learning-rate 4e-5", "GRPO, step size 4e-5"),
+        },
+        baseline=("llm_sums", ""),
+        baseline_label="PPO",
+        total_timesteps=None,
+    ),
+    Suite(
         name="llm_trl",
         reproduces="TRL's GRPOTrainer with the same model, prompts and settings as our GRPO",
-        environments=TWO,
+        environments={"sums": (1, 2, 3)},
         variants={"trl": Variant("benchmark/evidence/baselines/trl_grpo.py", label="TRL's GRPO")},
         baseline=("llm_sums", "group"),
         baseline_label="GRPO",
@@ -33,11 +47,13 @@ SUITES = (
     Suite(
         name="llm_game",
         reproduces="the same model keeps a running total for three turns, paid at the end",
-        environments={"running total": (1,)},
+        environments={"running total": (1, 2, 3)},
         variants={
             "": Variant(LLM, GAME, "PPO"),
             "group": Variant(LLM, f"{GAME} {GROUP}", "GRPO"),
+            "detached": Variant(LLM, f"{GAME} --value-model detached", "PPO, values read only"),
         },
+        figures=("curves", "minutes"),
         total_timesteps=None,
     ),
 )
