@@ -2,7 +2,8 @@
 
     python -m recipes.llm_game
 
-With any settings: `python ppo_llm.py --env recipes.llm_game:RunningTotal --max-turns 3`.
+With any settings: `python ppo_llm.py --env recipes.llm_game:RunningTotal --max-turns 3
+--max-tokens 9`, as many tokens as "13 + 5 = 18" has.
 Each message names one more number to add, and nobody repeats the total: the model has to read it in
 its own last answer. The whole reward comes at the end, the share of totals that were right. So an
 early mistake costs later turns, too, and only a value function that has seen the mistake expects
@@ -49,4 +50,4 @@ class RunningTotal(gym.Env):
 if __name__ == "__main__":
     import ppo_llm as ppo
 
-    ppo.train(ppo.Args(env="recipes.llm_game:RunningTotal", max_turns=3))
+    ppo.train(ppo.Args(env="recipes.llm_game:RunningTotal", max_turns=3, max_tokens=9))

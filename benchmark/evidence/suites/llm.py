@@ -4,7 +4,7 @@ from benchmark.evidence.definitions import Suite, Variant
 
 LLM = "ppo_llm.py"
 GROUP = "--advantages group"
-GAME = "--env recipes.llm_game:RunningTotal --max-turns 3"
+GAME = "--env recipes.llm_game:RunningTotal --max-turns 3 --max-tokens 9"
 
 SUITES = (
     Suite(
