@@ -92,7 +92,7 @@ Tensors = dict[str, Tensor]
 UpdateArgs = SimpleNamespace  # settings whose floats are tensors, see `update_args`
 Saved = dict[str, Any]  # a checkpoint that `load_checkpoint` has read
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]  # --lr for --learning-rate
-LIMITS = {  # others: integers are at least 1, floats at least 0 (or their default, if it is lower)
+LIMITS = {  # others: integers are at least 1, floats at least 0; the default itself is allowed too
     "gamma": (0, 1),
     "gae_lambda": (0, 1),
     "ent_coef": (-math.inf, math.inf),
@@ -150,7 +150,7 @@ class Args:
         object.__setattr__(self, "env_id", name)  # the class is frozen
         batch = self.num_steps * self.num_envs
         flag = "--num-steps * --num-envs"
-        if batch % self.num_minibatches or batch == self.num_minibatches:
+        if batch % self.num_minibatches or batch == self.num_minibatches:  # one sample has no std
             raise UsageError(f"{flag} ({batch}) must be 2, 3, 4... times --num-minibatches.")
         flag = f"{WORLD_SIZE} * {flag}" if WORLD_SIZE > 1 else flag
         if not batch * WORLD_SIZE <= self.total_timesteps < math.inf:
@@ -531,7 +531,7 @@ class Parts(NamedTuple):
 
 
 def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[str, Any]:
-    """Do what `train` says. It closes what is put on `resources`, even after an error."""
+    """Do what `train` says, which closes what is put on `resources`, even after an error."""
     # --- Device and sizes ---
     device = choose_device(args)
     to_tensor = functools.partial(torch.tensor, dtype=torch.float32, device=device)
@@ -698,7 +698,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         # Extra: clip range annealing (clip_coef, anneal_clip) [ppo2/ppo2.py L137]
         # As the steps get smaller, the policy needs less room to move.
         clip_coef = args.clip_coef * (remaining if args.anneal_clip else 1.0)
-        update_args.clip_coef.fill_(clip_coef)  # other floats can be annealed like this
+        update_args.clip_coef.fill_(clip_coef)  # others that `update` reads can follow suit
         update_args.learning_rate.fill_(learning_rate)
         # A recording reads the step size from the GPU.
         step_size = update_args.learning_rate if is_recorded else learning_rate
@@ -792,7 +792,7 @@ def take_process(resources: ExitStack) -> None:
 
 # Copied from ppo_continuous_action.py
 def pays_to_compile(args: Args, adam_steps: int) -> bool:
-    """Whether to compile the update of a run with so many Adam steps, resumed ones included."""
+    """Whether to compile the update of a run with so many Adam steps, before a resume or after."""
     if args.compile == "auto" and adam_steps < COMPILE_FROM:
         print("A run this short ends sooner if its update is not compiled (or --compile yes).")
         return False
@@ -1035,13 +1035,14 @@ def observed_returns(
     A value stands for what is unknown: after the rollout, and after a time limit.
     """
     columns = []  # in Python's numbers, which are 20 times as fast as arrays here
+    # Rewards turn into returns in place; `values` are those of the next observations.
     arrays = (rewards, next_values, terminated, done)
     for returns, values, failed, ended in zip(*(x.T.tolist() for x in arrays)):
         rest = values[-1]
         for t in reversed(range(len(returns))):
             if ended[t]:
                 rest = values[t]
-            if failed[t]:
+            if failed[t]:  # checked again here, in case `next_values` is wrong
                 rest = 0.0
             returns[t] += gamma * rest
             rest = returns[t]

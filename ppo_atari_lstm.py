@@ -89,7 +89,7 @@ Tensors = dict[str, Tensor]
 UpdateArgs = SimpleNamespace  # settings whose floats are tensors, see `update_args`
 Saved = dict[str, Any]  # a checkpoint that `load_checkpoint` has read
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]  # --lr for --learning-rate
-LIMITS = {  # others: integers are at least 1, floats at least 0 (or their default, if it is lower)
+LIMITS = {  # others: integers are at least 1, floats at least 0; the default itself is allowed too
     "gamma": (0, 1),
     "gae_lambda": (0, 1),
     "ent_coef": (-math.inf, math.inf),
@@ -562,7 +562,7 @@ class Parts(NamedTuple):
 
 
 def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[str, Any]:
-    """Do what `train` says. It closes what is put on `resources`, even after an error."""
+    """Do what `train` says, which closes what is put on `resources`, even after an error."""
     # --- Device and sizes ---
     device = choose_device(args)
     to_tensor = functools.partial(torch.tensor, dtype=torch.float32, device=device)
@@ -733,7 +733,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         # Extra: clip range annealing (clip_coef, anneal_clip) [ppo2/ppo2.py L137]
         # As the steps get smaller, the policy needs less room to move.
         clip_coef = args.clip_coef * (remaining if args.anneal_clip else 1.0)
-        update_args.clip_coef.fill_(clip_coef)  # other floats can be annealed like this
+        update_args.clip_coef.fill_(clip_coef)  # others that `update` reads can follow suit
         update_args.learning_rate.fill_(learning_rate)
         # A recording reads the step size from the GPU.
         step_size = update_args.learning_rate if is_recorded else learning_rate
@@ -1033,13 +1033,14 @@ def observed_returns(
     A value stands for what is unknown: after the rollout, and after a time limit.
     """
     columns = []  # in Python's numbers, which are 20 times as fast as arrays here
+    # Rewards turn into returns in place; `values` are those of the next observations.
     arrays = (rewards, next_values, terminated, done)
     for returns, values, failed, ended in zip(*(x.T.tolist() for x in arrays)):
         rest = values[-1]
         for t in reversed(range(len(returns))):
             if ended[t]:
                 rest = values[t]
-            if failed[t]:
+            if failed[t]:  # checked again here, in case `next_values` is wrong
                 rest = 0.0
             returns[t] += gamma * rest
             rest = returns[t]

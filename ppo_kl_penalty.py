@@ -70,7 +70,7 @@ UpdateArgs = SimpleNamespace  # settings whose floats are tensors, see `update_a
 Saved = dict[str, Any]  # a checkpoint that `load_checkpoint` has read
 EnvFactory = Callable[[], gym.Env]
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]  # --lr for --learning-rate
-LIMITS = {  # others: integers are at least 1, floats at least 0 (or their default, if it is lower)
+LIMITS = {  # others: integers are at least 1, floats at least 0; the default itself is allowed too
     "gamma": (0, 1),
     "gae_lambda": (0, 1),
     "ent_coef": (-math.inf, math.inf),
@@ -126,7 +126,7 @@ class Args:
         check_settings(self)
         batch = self.num_steps * self.num_envs
         flag = "--num-steps * --num-envs"
-        if batch % self.num_minibatches or batch == self.num_minibatches:
+        if batch % self.num_minibatches or batch == self.num_minibatches:  # one sample has no std
             raise UsageError(f"{flag} ({batch}) must be 2, 3, 4... times --num-minibatches.")
         if not batch <= self.total_timesteps < math.inf:
             raise UsageError(f"--total-timesteps must be finite, and at least {flag} ({batch}).")
@@ -164,7 +164,7 @@ class Agent(nn.Module):
         value, policy = hidden(), hidden()
         self.value = nn.Sequential(*value, linear(HIDDEN, 1, gain=1.0))  # (..., 1)
         self.policy = nn.Sequential(*policy, linear(HIDDEN, action_size, gain=0.01))  # (..., A)
-        # Detail 24/37: state-independent log std [distributions.py L104-105]
+        # Detail 24/37: state-independent log std [common/distributions.py L104-105]
         # Each action component has one log std, the same in all states. It starts at 0.
         self.log_std = nn.Parameter(torch.zeros(1, action_size))
 
@@ -385,7 +385,7 @@ def ppo_update(
         metrics["losses/grad_norm"] = norm
         # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
         # One odd minibatch cannot throw the policy off, and the gradient keeps its direction.
-        factor = args.max_grad_norm * (1 / norm)  # as in TensorFlow: a quotient rounds otherwise
+        factor = args.max_grad_norm * (1 / norm)  # as in TensorFlow: max / norm rounds differently
         gradient = gradient * factor.clamp(max=1.0)
         step = adam["step"].add_(1)
         mean = adam["mean"].lerp_(gradient, 1 - 0.9)
@@ -446,7 +446,7 @@ class Parts(NamedTuple):
 
 
 def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[str, Any]:
-    """Do what `train` says. It closes what is put on `resources`, even after an error."""
+    """Do what `train` says, which closes what is put on `resources`, even after an error."""
     # --- Device and sizes ---
     # Copied from ppo_continuous_action.py
     device = torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
@@ -489,7 +489,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         "weights": weights,
         "mean": torch.zeros_like(weights),
         "square": torch.zeros_like(weights),
-        "step": torch.zeros((), dtype=torch.float64),
+        "step": torch.zeros((), dtype=torch.float64),  # float32 would round 1 - 0.999**step
     }
     adam = {name: x.to(device) for name, x in saved.get("adam", adam).items()}
     # From here on, the parameters are views of this vector, which must only be changed in place.
@@ -652,7 +652,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
         # Large steps make progress; small ones at the end average out noise.
         learning_rate = args.learning_rate * (remaining if args.anneal_lr else 1.0)
-        update_args.learning_rate.fill_(learning_rate)  # other floats can be annealed like this
+        update_args.learning_rate.fill_(learning_rate)  # others that `update` reads can follow suit
         beta = 0.0 if args.kl_mode == "none" else kl_coef
         update_args.kl_coef.fill_(beta)
         mb_metrics: list[Tensors] = []  # of each epoch, with one number per minibatch
@@ -714,7 +714,7 @@ def make_envs(
     resources: ExitStack, args: Args, count: int, env_factory: EnvFactory | None, **options: Any
 ) -> list["Recorder"]:
     """Make environments whose observations and actions are vectors of floats."""
-    # Papers use -v4 environments. TensorFloat32 would be faster, but round more.
+    # Two warnings to ignore: papers use -v4 environments, and TensorFloat32 would round more.
     warnings.filterwarnings("ignore", message=".*is out of date|TensorFloat32")
     if ":" in args.env_id and not env_factory:
         import_named(args.env_id.partition(":")[0])
@@ -775,13 +775,13 @@ def show_mujoco_warning(text: str) -> None:
 def name_of(env_factory: EnvFactory, env: gym.Env) -> str:
     """The module and name of the function that makes the environment, or of its class."""
     is_named = isinstance(env_factory, FunctionType) and "<" not in env_factory.__qualname__
-    maker: Any = env_factory if is_named else type(env.unwrapped)  # a lambda has no name
+    maker: Any = env_factory if is_named else type(env.unwrapped)  # a local name says too little
     return f"{maker.__module__}:{maker.__qualname__}{given_to(env_factory)}"
 
 
 # Copied from ppo_continuous_action.py
 def given_to(maker: Any) -> str:
-    """Numbers and words that a partial function passes on: others make another simulator."""
+    """Numbers and words that a partial function passes on, which may change the simulator."""
     if not isinstance(maker, functools.partial):
         return ""
     words = [f"{x}" for x in maker.args if isinstance(x, int | float | str)]
@@ -906,7 +906,7 @@ def take_process(resources: ExitStack) -> None:
 
 # Copied from ppo_continuous_action.py
 def pays_to_compile(args: Args, adam_steps: int) -> bool:
-    """Whether to compile the update of a run with so many Adam steps, resumed ones included."""
+    """Whether to compile the update of a run with so many Adam steps, before a resume or after."""
     if args.compile == "auto" and adam_steps < COMPILE_FROM:
         print("A run this short ends sooner if its update is not compiled (or --compile yes).")
         return False
@@ -997,13 +997,14 @@ def observed_returns(
     A value stands for what is unknown: after the rollout, and after a time limit.
     """
     columns = []  # in Python's numbers, which are 20 times as fast as arrays here
+    # Rewards turn into returns in place; `values` are those of the next observations.
     arrays = (rewards, next_values, terminated, done)
     for returns, values, failed, ended in zip(*(x.T.tolist() for x in arrays)):
         rest = values[-1]
         for t in reversed(range(len(returns))):
             if ended[t]:
                 rest = values[t]
-            if failed[t]:
+            if failed[t]:  # checked again here, in case `next_values` is wrong
                 rest = 0.0
             returns[t] += gamma * rest
             rest = returns[t]
@@ -1211,6 +1212,7 @@ def evaluate(
         if video:
             if hasattr(env.unwrapped, "mujoco_renderer") and env.unwrapped.model.ncam:
                 env.unwrapped.mujoco_renderer.camera_id = 0  # follows the body
+            # A recording that starts at episode 0 goes on over later ones, up to its length.
             env = gym.wrappers.RecordVideo(  # below the Recorder, since it has no `begin`
                 env.env, f"{folder}", lambda k: k == 0, video_length=video_length
             )

@@ -28,8 +28,8 @@ for gradients, at their peak. A model with 1B weights needs about 20 GB, and act
 `--microbatch-size` reduce these. A frozen copy, for `--kl-coef` without LoRA, takes 2 more bytes.
 
 Differences from ppo2: advantages are normalized once per iteration, over all processes; values are
-not clipped; Adam's second moment has a decay of 0.95; limits of turns and tokens end an episode for
-good (they are part of the task, and the model cannot go on).
+not clipped; Adam's second moment has a decay of 0.95, and epsilon is 1e-8; `--max-turns` and
+`truncated` end an episode for good (limits are part of the task, and the model cannot go on).
 """
 
 import argparse
@@ -85,7 +85,7 @@ class Args:
     prompts: str | None = None  # instead of --env: a JSONL file, "prompt" and more in each line
     reward: str | None = None  # MODULE:FUNCTION(response, **other columns), for --prompts
     lora_rank: int = 0  # rank of LoRA's adapters of all linear layers [0: train all weights]
-    float32: bool = not FAST_BFLOAT16  # compute in float32, not bfloat16 [as is fast here]
+    float32: bool = not FAST_BFLOAT16  # compute in float32; default: where bfloat16 is slow
     gradient_checkpointing: bool = False  # compute activations twice, rather than keep them
 
     seed: int = 1  # random seed of the whole run
@@ -94,7 +94,7 @@ class Args:
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one
     track: bool = False  # log to Weights & Biases as well (WANDB_MODE=offline: to disk)
     checkpoint_interval: int = 4  # iterations between checkpoints; the last is saved too
-    eval_interval: int = 10  # iterations between evaluations; the first and last have one too
+    eval_interval: int = 10  # iterations between evaluations; besides, at the beginning and the end
     eval_episodes: int = 64  # episodes of an evaluation, with the most likely tokens
 
     num_episodes: int = 64  # episodes per iteration and process
@@ -108,7 +108,7 @@ class Args:
     learning_rate: float = 2e-5  # Adam's step size, falls linearly to 0
     advantages: Literal["gae", "group"] = "gae"  # PPO's value function, or GRPO's groups
     group_size: int = 8  # episodes with the same seed, G, with --advantages group
-    gamma: float = 1.0  # discount factor per token
+    gamma: float = 1.0  # discount factor per token; from here to value_warmup: of gae only
     gae_lambda: float = 0.95  # of the policy's advantages [VC-PPO: 0.95]
     value_lambda: float = 1.0  # of the targets of the values; 1: the return [VC-PPO: 1]
     value_model: Literal["shared", "detached", "separate"] = "shared"  # trunk below the value head
@@ -124,7 +124,7 @@ class Args:
         highest = {"gamma": 1, "gae_lambda": 1, "value_lambda": 1, "seed": 2**63 - 1}
         may_be_zero = ("seed", "lora_rank", "value_warmup")
         for name, value in vars(self).items():
-            is_count = type(getattr(type(self), name, None)) is int  # as its default
+            is_count = type(getattr(type(self), name, None)) is int  # if its default is one
             low = 1 if is_count and name not in may_be_zero else 0
             low = 1e-6 if name == "temperature" else low
             high = highest.get(name, math.inf)
@@ -151,14 +151,14 @@ class Episode:
         self.transcript: list[str] = []
         self.tokens: list[int] = []
         self.own: list[bool] = []  # which tokens the model wrote
-        self.rewards: list[float] = []  # after each of these
-        self.logprobs: list[float] = []  # of these, as the sampler computed them
+        self.rewards: list[float] = []  # one for each token that the model wrote
+        self.logprobs: list[float] = []  # of the same tokens, as the sampler computed them
         self.turns, self.num_cut, self.done = 0, 0, False
         messages = as_messages(env.reset(seed=seed)[0], seed)
         self.hear(messages, chat.begin(messages))
         if not self.tokens:
             raise UsageError(f"Episode with seed {seed}: its first message is empty.")
-        self.num_read = len(self.tokens) - 1  # those in the sampler's cache when it is asked
+        self.num_read = len(self.tokens) - 1  # of these in the cache; a response reads the rest
 
     def hear(self, messages: Messages, tokens: list[int]) -> None:
         """Add what the environment says, and its tokens."""
@@ -224,7 +224,7 @@ def respond(
     """Write one response in each of N episodes. `cache` holds what was read of them before.
 
     `seen` (N, S) says which places of the cache are tokens, and which are padding; returns it with
-    what was added.
+    what was read since. The last token of a response is read later, with the reply.
     """
     device = seen.device
     tokens, added = pad_left([x.tokens[x.num_read :] for x in episodes], device)
@@ -290,7 +290,7 @@ class Agent(nn.Module):
         super().__init__()
         self.policy, self.args = model, args
         separate = args.advantages == "gae" and args.value_model == "separate"
-        self.value_trunk = copy.deepcopy(model.base_model).requires_grad_() if separate else None
+        self.value_trunk = copy.deepcopy(model.base_model) if separate else None
         # Values begin at 0 and the head learns fast: it has few weights, all of them new.
         self.value_head = nn.Linear(model.get_output_embeddings().weight.shape[1], 1)
         nn.init.zeros_(self.value_head.weight)
@@ -406,7 +406,7 @@ def whiten(x: Tensor) -> Tensor:
 
 
 class Batch(NamedTuple):
-    """What is learned from each of M own tokens, all (M,) and of the weights that wrote them."""
+    """What is learned from each of M own tokens, (M,): computed before the update's first step."""
 
     logprobs: Tensor
     advantages: Tensor
@@ -479,7 +479,7 @@ class Weights:
                 master.grad = gradient if master.grad is None else master.grad.add_(gradient)
                 x.grad = None
 
-    def step(self, progress: float, args: Args) -> Tensor:
+    def step(self, share: float, args: Args) -> Tensor:
         """Take an Adam step, after this share of the run; return the norm of the gradient."""
         changed = [x for x in self.masters if x.grad is not None]
         for x in changed:
@@ -490,7 +490,7 @@ class Weights:
         # Detail 4/37: learning rate annealing (learning_rate, value_lr) [ppo2/ppo2.py L133-135]
         # Large steps make progress; small ones at the end average out the noise.
         for group, first in zip(self.adam.param_groups, (args.learning_rate, args.value_lr)):
-            group["lr"] = first * (1 - progress)
+            group["lr"] = first * (1 - share)
         self.adam.step()
         self.adam.zero_grad()
         self.publish()
@@ -544,7 +544,7 @@ def train(
 
 
 def learn(args: Args, make: Any, saved: dict, resources: ExitStack) -> dict[str, Any]:
-    """Do what `train` says. It closes what is put on `resources`, even after an error."""
+    """Do what `train` says, which closes what is put on `resources`, even after an error."""
     # --- Model, environments, and what has been done ---
     if WORLD_SIZE > 1:
         dist.init_process_group()
@@ -586,7 +586,8 @@ def learn(args: Args, make: Any, saved: dict, resources: ExitStack) -> dict[str,
         own_seeds = seeds[RANK * args.num_episodes : (RANK + 1) * args.num_episodes].tolist()
         episodes = play(model, chat, envs, own_seeds, args, greedy=False)
         sampling_time = time.perf_counter() - start_time
-        step = iteration * batch_size  # episodes of all processes so far
+        # Episodes of all processes so far; a resumed run may have another number of them.
+        step = (updates[-1]["global_step"] if updates else 0) + batch_size
         for x in episodes:
             ended.append({"global_step": step, "return": sum(x.rewards), "length": len(x.rewards)})
 
@@ -654,7 +655,7 @@ def learn(args: Args, make: Any, saved: dict, resources: ExitStack) -> dict[str,
         metrics = token_means(rows) | {name: moments(x.float())[0] for name, x in each.items()}
         if args.advantages == "gae":
             metrics["losses/explained_variance"] = explained_variance(values, returns)
-            metrics["check/target_std"] = moments(returns)[1].sqrt()  # what it is relative to
+            metrics["check/target_std"] = moments(returns)[1].sqrt()  # of the values' targets
         seconds = time.perf_counter() - start_time
         metrics["charts/SPS"] = batch_size / seconds  # episodes per second
         metrics["charts/seconds"] = seconds
@@ -747,7 +748,8 @@ def pad_left(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tenso
     width = max(len(x) for x in rows)
     tokens = [[0] * (width - len(x)) + [*x] for x in rows]
     seen = [[0] * (width - len(x)) + [1] * len(x) for x in rows]
-    return torch.tensor(tokens, device=device), torch.tensor(seen, device=device)
+    integers = {"dtype": torch.long, "device": device}  # rows of no tokens would be float32
+    return torch.tensor(tokens, **integers), torch.tensor(seen, **integers)
 
 
 @torch.no_grad()
@@ -826,7 +828,7 @@ def read_lines(path: str) -> list[tuple[Any, dict]]:
     """The prompts of a JSONL file, each with the other columns of its line."""
     prompts = []
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").split("\n")  # a text may have other ends
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--prompts {path}: {error}.") from error
     for number, line in enumerate(lines, 1):
@@ -869,12 +871,12 @@ def environment_maker(args: Args) -> EnvFactory:
 def name_of(env_factory: EnvFactory, env: gym.Env) -> str:
     """The module and name of the function that makes the environment, or of its class."""
     is_named = isinstance(env_factory, FunctionType) and "<" not in env_factory.__qualname__
-    maker: Any = env_factory if is_named else type(env.unwrapped)  # a lambda has no name
+    maker: Any = env_factory if is_named else type(env.unwrapped)  # a local name says too little
     return f"{maker.__module__}:{maker.__qualname__}{given_to(env_factory)}"
 
 
 def given_to(maker: Any) -> str:
-    """Numbers and words that a partial function passes on: others make another simulator."""
+    """Numbers and words that a partial function passes on, which may change the simulator."""
     if not isinstance(maker, functools.partial):
         return ""
     words = [f"{x}" for x in maker.args if isinstance(x, int | float | str)]
@@ -1001,7 +1003,7 @@ def token_means(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     sums = {name: all_sum(torch.stack([row[name] for row in rows])) for name in rows[0]}
     tokens = sums.pop("tokens")
     means = {name: x.sum() / tokens.sum() for name, x in sums.items()}
-    means["check/first_kl"] = sums["losses/approx_kl"][0] / tokens[0]  # 0 before the first step
+    means["check/first_kl"] = sums["losses/approx_kl"][0] / tokens[0]  # nearly 0, before any step
     return means
 
 

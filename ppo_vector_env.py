@@ -125,7 +125,7 @@ class Args:
         if min(self.hidden, default=1) < 1:
             raise UsageError(f"--hidden {self.hidden} must be positive.")
         batch = self.num_steps * self.num_envs
-        if batch % self.num_minibatches or batch == self.num_minibatches:
+        if batch % self.num_minibatches or batch == self.num_minibatches:  # one sample has no std
             flag = f"--num-steps * --num-envs ({batch})"
             raise UsageError(f"{flag} must be 2, 3, 4... times --num-minibatches.")
         if not batch * WORLD_SIZE <= self.total_timesteps < math.inf:
@@ -360,7 +360,7 @@ def learn(
     on_iteration: Callable[[dict[str, Any]], object] | None,
     resources: ExitStack,
 ) -> dict[str, Any]:
-    """Do what `train` says. It closes what is put on `resources`, even after an error."""
+    """Do what `train` says, which closes what is put on `resources`, even after an error."""
     # --- Device, simulator, and what has been done ---
     resources.callback(torch.set_num_threads, torch.get_num_threads())
     torch.set_num_threads(1)  # more would fight with the simulator's threads
@@ -393,7 +393,7 @@ def learn(
         "weights": weights,
         "mean": torch.zeros_like(weights),
         "square": torch.zeros_like(weights),
-        "step": torch.zeros((), dtype=torch.float64),
+        "step": torch.zeros((), dtype=torch.float64),  # float32 would round 1 - 0.999**step
     }
     adam = {name: x.to(device) for name, x in saved.get("adam", adam).items()}
     # From here on, the parameters are views of this vector, which must only be changed in place.
@@ -730,7 +730,7 @@ def named(args: Args, make: Any, envs: Any) -> Args:
 
 # Copied from ppo_continuous_action.py
 def given_to(maker: Any) -> str:
-    """Numbers and words that a partial function passes on: others make another simulator."""
+    """Numbers and words that a partial function passes on, which may change the simulator."""
     if not isinstance(maker, functools.partial):
         return ""
     words = [f"{x}" for x in maker.args if isinstance(x, int | float | str)]

@@ -793,6 +793,12 @@ def test_the_learning_rate_falls_linearly(run, monkeypatch):
     assert rates == pytest.approx([2e-5, 1.5e-5, 1e-5, 0.5e-5])
 
 
+def test_rows_of_no_tokens_are_integers_too():
+    # Models with learned positions look them up, and numbers with a point are refused there.
+    tokens, seen = ppo.pad_left([(), ()], CPU)
+    assert tokens.dtype == seen.dtype == torch.long and tokens.shape == seen.shape == (2, 0)
+
+
 slow_unless_shared = [
     "shared",
     *(pytest.param(x, marks=pytest.mark.slow) for x in ("detached", "separate")),
@@ -813,7 +819,21 @@ def test_the_policy_waits_while_the_values_warm_up(run, loaded, value_model):
     assert any(not torch.equal(x, before[name]) for name, x in later.policy.state_dict().items())
 
 
+def test_a_trunk_of_its_own_has_adapters_only_where_the_policy_has(settings):
+    args = settings(lora_rank=2, value_model="separate")
+    trunk = ppo.Agent(ppo.load_model(args, CPU)[0], args).value_trunk
+    trained = [name for name, x in trunk.named_parameters() if x.requires_grad]
+    assert trained and all("lora_" in name for name in trained)
+
+
 # --- Runs: logs, checkpoints, evaluation ---
+
+
+def test_a_resumed_run_with_fewer_episodes_counts_on(run, settings):
+    folder = run(run_name="other")["run_dir"]
+    args = settings(run_name="other", num_iterations=2, num_episodes=4)
+    updates = ppo.train(args, resume=folder)["updates"]
+    assert [x["global_step"] for x in updates] == [8, 12]
 
 
 def assert_same(a, b):
@@ -1167,6 +1187,12 @@ def test_sums_pay_for_the_last_number_and_hold_out_pairs():
     again = ppo.Sums()
     again.reset(seed=ppo.HELD_OUT + 299)
     assert again.numbers == env.numbers
+
+
+def test_a_text_in_a_line_of_prompts_may_have_other_separators_of_lines():
+    lines = '{"prompt": "a\u2028b"}\r\n{"prompt": "c"}\n'
+    Path("prompts.jsonl").write_text(lines, encoding="utf-8", newline="")
+    assert ppo.read_lines("prompts.jsonl") == [("a\u2028b", {}), ("c", {})]
 
 
 def test_prompts_of_a_file_are_trained_on_but_for_the_last_ones(run, monkeypatch, cli):
