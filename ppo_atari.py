@@ -698,7 +698,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         # Extra: clip range annealing (clip_coef, anneal_clip) [ppo2/ppo2.py L137]
         # As the steps get smaller, the policy needs less room to move.
         clip_coef = args.clip_coef * (remaining if args.anneal_clip else 1.0)
-        update_args.clip_coef.fill_(clip_coef)  # others that `update` reads can follow suit
+        update_args.clip_coef.fill_(clip_coef)  # anneal others that `update` reads likewise
         update_args.learning_rate.fill_(learning_rate)
         # A recording reads the step size from the GPU.
         step_size = update_args.learning_rate if is_recorded else learning_rate
@@ -792,7 +792,7 @@ def take_process(resources: ExitStack) -> None:
 
 # Copied from ppo_continuous_action.py
 def pays_to_compile(args: Args, adam_steps: int) -> bool:
-    """Whether to compile the update of a run with so many Adam steps, before a resume or after."""
+    """Whether to compile. `adam_steps` counts the whole run, so that a resume decides the same."""
     if args.compile == "auto" and adam_steps < COMPILE_FROM:
         print("A run this short ends sooner if its update is not compiled (or --compile yes).")
         return False
@@ -1116,7 +1116,7 @@ def check_settings(args: Args) -> None:
         if kind in (int, float) and value != field.default and not low <= value <= high:  # or NaN
             raise UsageError(f"{flag} must be from {low} to {high}.")
         choices = Literal[True, False] if kind is bool else field.type
-        if get_origin(choices) is Literal and value not in get_args(choices):  # any text is true
+        if get_origin(choices) is Literal and value not in get_args(choices):  # "False" is true
             raise UsageError(f"{flag} must be one of {', '.join(map(str, get_args(choices)))}.")
     name = args.run_name or ""
     if name == ".." or Path(name).name != name:

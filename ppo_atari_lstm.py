@@ -733,7 +733,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         # Extra: clip range annealing (clip_coef, anneal_clip) [ppo2/ppo2.py L137]
         # As the steps get smaller, the policy needs less room to move.
         clip_coef = args.clip_coef * (remaining if args.anneal_clip else 1.0)
-        update_args.clip_coef.fill_(clip_coef)  # others that `update` reads can follow suit
+        update_args.clip_coef.fill_(clip_coef)  # anneal others that `update` reads likewise
         update_args.learning_rate.fill_(learning_rate)
         # A recording reads the step size from the GPU.
         step_size = update_args.learning_rate if is_recorded else learning_rate
@@ -1114,7 +1114,7 @@ def check_settings(args: Args) -> None:
         if kind in (int, float) and value != field.default and not low <= value <= high:  # or NaN
             raise UsageError(f"{flag} must be from {low} to {high}.")
         choices = Literal[True, False] if kind is bool else field.type
-        if get_origin(choices) is Literal and value not in get_args(choices):  # any text is true
+        if get_origin(choices) is Literal and value not in get_args(choices):  # "False" is true
             raise UsageError(f"{flag} must be one of {', '.join(map(str, get_args(choices)))}.")
     name = args.run_name or ""
     if name == ".." or Path(name).name != name:

@@ -292,7 +292,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: Tensor
 
 
 class Batch(NamedTuple):
-    """What an update learns from: T steps of N environments, in a row; or B of them."""
+    """What an update learns from: T * N steps of a rollout as rows, or B rows of a minibatch."""
 
     obs: Tensor  # (T*N, D), normalized
     actions: Tensor  # (T*N, k)
@@ -615,7 +615,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
         # Large steps make progress; small ones at the end average out noise.
         learning_rate = args.learning_rate * (remaining if args.anneal_lr else 1.0)
-        update_args.learning_rate.fill_(learning_rate)  # others that `update` reads can follow suit
+        update_args.learning_rate.fill_(learning_rate)  # anneal others that `update` reads likewise
         mb_metrics: list[Tensors] = []  # of each epoch, with one number per minibatch
         agent.train()
         for _ in range(args.update_epochs):
@@ -644,7 +644,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
             "check/target_std": returns.std(),  # what explained variance is relative to
             "check/value_bias": bias,  # large if the ends of episodes are handled wrongly
             "check/update": (normalize(logratio) * normalize(batch.advantages)).mean(),  # above 0
-            "check/acting": approx_kl(acting_logprobs - logprobs),  # 0 if both policies agree
+            "check/acting": approx_kl(acting_logprobs - logprobs),  # 0 if they agree; no exact KL
             "check/first_kl": mb_metrics[0]["losses/approx_kl"][0],  # 0 before the first step
             "charts/learning_rate": learning_rate,
             "charts/SPS": batch_size / (time.perf_counter() - start_time),
@@ -795,7 +795,7 @@ def import_named(module: str) -> None:
 
 # Copied from ppo_continuous_action.py
 def show_mujoco_warning(text: str) -> None:
-    """Print a warning of MuJoCo, but not that of an old word in Gymnasium's model."""
+    """Print a warning of MuJoCo, but not of an old word in Gymnasium's HalfCheetah."""
     if "settotalmass" not in text:
         print("MuJoCo:", text, file=sys.stderr)
 
@@ -831,7 +831,7 @@ def vector(space: gym.Space, obs: Any) -> np.ndarray:
 
 # Copied from ppo_continuous_action.py
 class Recorder(gym.Wrapper):
-    """Records the running episode: seed and actions (for `replay`), return, latest obs and info."""
+    """Records the episode: seed and actions (for `replay`), return, latest obs; info, for masks."""
 
     def begin(self, seed: int) -> np.ndarray:
         self.seed = seed
@@ -935,7 +935,7 @@ def take_process(resources: ExitStack) -> None:
 
 # Copied from ppo_continuous_action.py
 def pays_to_compile(args: Args, adam_steps: int) -> bool:
-    """Whether to compile the update of a run with so many Adam steps, before a resume or after."""
+    """Whether to compile. `adam_steps` counts the whole run, so that a resume decides the same."""
     if args.compile == "auto" and adam_steps < COMPILE_FROM:
         print("A run this short ends sooner if its update is not compiled (or --compile yes).")
         return False
@@ -1103,7 +1103,7 @@ def check_settings(args: Args) -> None:
         if kind in (int, float) and value != field.default and not low <= value <= high:  # or NaN
             raise UsageError(f"{flag} must be from {low} to {high}.")
         choices = Literal[True, False] if kind is bool else field.type
-        if get_origin(choices) is Literal and value not in get_args(choices):  # any text is true
+        if get_origin(choices) is Literal and value not in get_args(choices):  # "False" is true
             raise UsageError(f"{flag} must be one of {', '.join(map(str, get_args(choices)))}.")
     name = args.run_name or ""
     if name == ".." or Path(name).name != name:

@@ -95,7 +95,7 @@ def check_settings(args: Any, limits: Limits) -> None:
         if kind in (int, float) and value != field.default and not low <= value <= high:  # or NaN
             raise UsageError(f"{flag} must be from {low} to {high}.")
         choices = Literal[True, False] if kind is bool else field.type
-        if get_origin(choices) is Literal and value not in get_args(choices):  # any text is true
+        if get_origin(choices) is Literal and value not in get_args(choices):  # "False" is true
             raise UsageError(f"{flag} must be one of {', '.join(map(str, get_args(choices)))}.")
     name = args.run_name or ""
     if name == ".." or Path(name).name != name:

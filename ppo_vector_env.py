@@ -248,7 +248,7 @@ def normalize(x: Tensor) -> Tensor:
 
 
 class Batch(NamedTuple):
-    """What an update learns from: T steps of N environments, in a row; or B of them."""
+    """What an update learns from: T * N steps of a rollout as rows, or B rows of a minibatch."""
 
     obs: Tensor  # (T*N, D), normalized
     actions: Tensor  # (T*N, A), not clipped
