@@ -1247,7 +1247,7 @@ def evaluate(
         if video:
             if hasattr(env.unwrapped, "mujoco_renderer") and env.unwrapped.model.ncam:
                 env.unwrapped.mujoco_renderer.camera_id = 0  # follows the body
-            # A recording that starts at episode 0 goes on over later ones, up to its length.
+            # Filming starts with the first episode, and goes on until the film is long enough.
             env = gym.wrappers.RecordVideo(  # below the Recorder, since it has no `begin`
                 env.env, f"{folder}", lambda k: k == 0, video_length=video_length
             )
