@@ -69,6 +69,8 @@ HELD_OUT = 2**31  # seeds from here on are for evaluation, and never trained on
 SCRIPT = Path(globals().get("__file__", "notebook"))  # pasted into a notebook, it has no file
 CAN = torch.cpu.get_capabilities()  # what the processor can do
 FAST_BFLOAT16 = torch.cuda.is_available() or CAN.get("amx_bf16") or CAN.get("avx512_bf16")
+PLAYED = {"env", "prompts", "reward", "max_turns", "max_tokens", "sampling_batch"}
+PLAYED |= {"float32", "device", "eval_episodes"}  # settings that --evaluate uses
 EnvFactory = Callable[[], gym.Env]
 STOP: list[int] = []  # signals received: the run ends after this iteration
 Messages = list[dict[str, str]]  # [{"role": "user", "content": "..."}, ...]
@@ -296,7 +298,7 @@ class Agent(nn.Module):
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
         # Memories of other kinds than attention's are changed in place, and stop gradients.
-        kinds = {*(getattr(model.config, "layer_types", None) or ())}
+        kinds = {*(getattr(model.config.get_text_config(), "layer_types", None) or ())}
         attention = kinds <= {"full_attention", "sliding_attention"}
         self.reads_once = attention and not args.gradient_checkpointing
         if args.gradient_checkpointing:
@@ -376,8 +378,11 @@ def token_gae(rewards: Tensor, values: Tensor, gamma: float, gae_lambda: float) 
     return advantages
 
 
-def group_advantages(totals: Tensor, group_size: int) -> Tensor:
-    """Advantages (B,) of episodes that earned `totals` (B,), in groups that stand side by side."""
+def group_advantages(totals: Tensor, returns: Tensor, group_size: int) -> Tensor:
+    """Advantages (B,) of episodes, in groups that stand side by side.
+
+    `returns` (B,) are what the environment paid, and `totals` (B,) the same less the KL.
+    """
     groups = totals.view(-1, group_size)
     # Detail G2: advantage relative to the group's mean
     # The mean of a group stands in for a value function: it says what the prompt was worth.
@@ -386,8 +391,9 @@ def group_advantages(totals: Tensor, group_size: int) -> Tensor:
     # Easy and hard prompts then count alike.
     advantages = advantages / (groups.std(1, keepdim=True) + 1e-4)
     # Extra: groups with equal rewards teach nothing
-    # Rounded, their mean is not always their value, and the division would enlarge the rest.
-    equal = (groups == groups[:, :1]).all(1, keepdim=True)
+    # Only rounding, or the KL of the words, is left of their spread: the division enlarges it.
+    paid = returns.view(-1, group_size)
+    equal = (paid == paid[:, :1]).all(1, keepdim=True)
     return advantages.masked_fill(equal, 0.0).flatten()
 
 
@@ -536,7 +542,8 @@ def train(
 
     `resume` is the folder of a run to continue. Returns the `agent`; the `episodes` of this
     process, each {"global_step", "return", "length"}; `updates`, the metrics of each iteration;
-    `evaluations`, (iteration, return) of each; `args` and `run_dir`.
+    `evaluations`, (iteration, return) of each; `args` and `run_dir`. What was before `resume` is
+    that of the first process.
     """
     saved = load_checkpoint(resume) if resume else {}
     with ExitStack() as resources:
@@ -620,7 +627,8 @@ def learn(args: Args, make: Any, saved: dict, resources: ExitStack) -> dict[str,
             # The size of a step should not depend on the scale of rewards.
             advantages = whiten(advantages)
         else:
-            of_episodes = group_advantages(b_rewards.sum(1), group_size)
+            paid = torch.tensor([sum(x.rewards) for x in episodes], device=device)
+            of_episodes = group_advantages(b_rewards.sum(1), paid, group_size)
             # Detail G4: one advantage for all tokens of a response
             # Nothing says which of them earned the reward.
             advantages = of_episodes.repeat_interleave(counts)
@@ -712,6 +720,8 @@ class Chat:
         # It ends the model's turn and begins the next: any other text was never seen in training.
         made_up = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "(RESPONSE)"}]
         tokens = self.encode(self.render([*made_up, *messages]).partition("(RESPONSE)")[2])
+        if not tokens:
+            raise UsageError("The chat template leaves out responses: --max-turns must be 1.")
         return tokens[1:] if ended and tokens[0] in self.stops else tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -936,7 +946,7 @@ def load_model(args: Args, device: torch.device) -> tuple[Any, Chat, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of a name that peft uses
             adapter = peft.get_peft_model(model, lora).to(device)
-    limit = getattr(model.config, "max_position_embeddings", None) or math.inf
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
     return model.to(device), Chat(tokenizer, stops, limit), adapter
 
 
@@ -1097,12 +1107,12 @@ def save_model(model: Any, adapter: Any, chat: Chat, folder: Path) -> None:
     chat.tokenizer.save_pretrained(folder)
 
 
-def load_trained(run_dir: str | Path) -> tuple[Args, Any, Chat]:
+def load_trained(run_dir: str | Path, args: Args | None = None) -> tuple[Args, Any, Chat]:
     """The settings of a run that has ended, its model, and the model's format of chats."""
     folder = Path(run_dir, "model")
     if not folder.is_dir():
         raise UsageError(f"{folder} is written when a run ends: --resume {run_dir} continues it.")
-    args = load_checkpoint(run_dir)["args"]
+    args = args or load_checkpoint(run_dir)["args"]
     model_args = dataclasses.replace(args, model=str(folder), lora_rank=0)
     model, chat, _ = load_model(model_args, choose_device(args))
     return args, model.eval().requires_grad_(False), chat
@@ -1120,9 +1130,14 @@ def load_policy(run_dir: str | Path, max_tokens: int | None = None) -> Callable[
     return policy
 
 
-def evaluate(run_dir: str | Path, episodes: int = 64, make: Callable | None = None) -> list[float]:
-    """Returns of episodes with held-out seeds, played with the most likely tokens."""
-    args, model, chat = load_trained(run_dir)
+def evaluate(
+    run_dir: str | Path, episodes: int = 64, make: Callable | None = None, args: Args | None = None
+) -> list[float]:
+    """Returns of episodes with held-out seeds, played with the most likely tokens.
+
+    `args` are the settings of the run unless others are given: those in `PLAYED` may differ.
+    """
+    args, model, chat = load_trained(run_dir, args)
     args = dataclasses.replace(args, eval_episodes=episodes)
     make = make or environment_maker(args)
     with ExitStack() as resources:
@@ -1161,7 +1176,11 @@ def main() -> None:
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
         if command.evaluate:
-            evaluate(folder, command.args.eval_episodes)
+            for name, value in vars(command.args).items():
+                if value != getattr(args, name) and name not in PLAYED:
+                    flag = f"--{name.replace('_', '-')}"
+                    raise UsageError(f"{flag} is for training: --evaluate does not use it.")
+            evaluate(folder, command.args.eval_episodes, args=command.args)
         else:
             result = train(command.args, resume=folder)
             updates, run_dir = result["updates"], result["run_dir"]

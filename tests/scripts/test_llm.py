@@ -235,6 +235,13 @@ def test_the_whole_conversation_is_the_templates_own_text(loaded, settings, monk
     assert own == words * 2  # the end of a response is trained on, if the model wrote it
 
 
+def test_a_template_that_leaves_out_responses_is_for_one_turn(loaded, settings):
+    loaded[1].tokenizer.chat_template = "{{ messages[0]['content'] }}<bot>"
+    played(loaded, settings(max_turns=1), Recorder, [0])
+    with pytest.raises(ppo.UsageError, match=r"leaves out responses: --max-turns must be 1\."):
+        played(loaded, settings(), Recorder, [0])
+
+
 def test_an_episode_ends_at_the_limit_of_turns(loaded, settings):
     (episode,) = played(loaded, settings(max_turns=1), Recorder, [0])
     assert episode.turns == 1 and episode.own[-1] and episode.done
@@ -436,7 +443,8 @@ def test_gae_is_the_double_sum_over_tokens_of_all_turns(gamma, gae_lambda):
 
 
 def test_advantages_in_groups():
-    found = ppo.group_advantages(torch.tensor([1.0, 2.0, 6.0, 5.0, 5.0, 8.0]), 3)
+    returns = torch.tensor([1.0, 2.0, 6.0, 5.0, 5.0, 8.0])
+    found = ppo.group_advantages(returns, returns, 3)
     deviations = np.array([-2.0, -1.0, 3.0, -1.0, -1.0, 2.0])
     spread = np.repeat([math.sqrt(14 / 2), math.sqrt(6 / 2)], 3)
     np.testing.assert_allclose(found, deviations / (spread + 1e-4), rtol=1e-5)
@@ -447,9 +455,12 @@ def test_groups_with_equal_rewards_have_advantage_0(size):
     """Of any value, though a mean of equal numbers is rounded."""
     values = torch.tensor([0.1, 1 / 3, 1e7 + 1, -0.7, 0.0, 123.456])
     totals = values.repeat_interleave(size)
-    assert ppo.group_advantages(totals, size).tolist() == [0.0] * len(totals)
-    totals[-1] += 1
-    assert (ppo.group_advantages(totals, size) != 0).sum() == size
+    noise = 1e-3 * torch.arange(len(totals))  # the KL of their words
+    for returns in (totals, totals - noise):
+        assert ppo.group_advantages(returns, totals, size).tolist() == [0.0] * len(totals)
+    unequal = totals.clone()
+    unequal[-1] += 1
+    assert (ppo.group_advantages(unequal, unequal, size) != 0).sum() == size
 
 
 def test_whiten_shifts_and_scales():
@@ -580,10 +591,18 @@ def test_what_is_learned_from_each_token(run, monkeypatch, loaded, advantages):
         assert row.get("charts/equal_groups", np.mean(equal)) == np.mean(equal)
 
 
-def test_equal_groups_are_counted(run, monkeypatch):
+@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+def test_equal_groups_are_counted(run, monkeypatch, kl_coef):
+    """Also where their KL to the first model, which is in the rewards, differs."""
     monkeypatch.setattr(Talk, "step", lambda self, text: ("", 0.1, True, False, {}))
-    result = run(advantages="group")
-    (row,) = result["updates"]
+    read = ppo.read
+
+    def differ(*args):
+        logprobs, *others = read(*args)
+        return [logprobs + 1e-4 * torch.rand_like(logprobs), *others]
+
+    monkeypatch.setattr(ppo, "read", differ)
+    (row,) = run(advantages="group", kl_coef=kl_coef)["updates"]
     assert row["charts/equal_groups"] == 1 and row["losses/grad_norm"] == 0
 
 
@@ -968,6 +987,20 @@ def test_a_run_is_evaluated_on_seeds_that_are_never_trained_on(run, monkeypatch,
     assert ppo.evaluate(result["run_dir"], 2, make=Chatty) is not found
 
 
+def test_flags_beside_evaluate_act_or_are_refused(cli, run, monkeypatch):
+    run(run_name="done")
+    plays = record(monkeypatch, ppo, "play")
+    code, _, error = cli(
+        "--evaluate runs/done --env tiny_llm:Chatty --max-turns 1 --eval-episodes 3", usual=""
+    )
+    assert code == 0, error
+    ((*_, episodes),) = plays
+    assert len(episodes) == 3 and {type(x.env) for x in episodes} == {Chatty}
+    assert {x.turns for x in episodes} == {1}
+    code, _, error = cli("--evaluate runs/done --learning-rate 0.1", usual="")
+    assert code == 2 and "--learning-rate is for training: --evaluate does not use it." in error
+
+
 def test_a_whole_number_may_stand_for_a_fraction(settings):
     assert settings(ent_coef=0, vf_coef=0, max_grad_norm=2).ent_coef == 0
 
@@ -1307,6 +1340,18 @@ def test_a_conversation_that_is_too_long_for_the_model_is_refused(run, monkeypat
         run(num_iterations=1, max_turns=1, max_tokens=5)
     text = "252 tokens and --max-tokens 5 are too long for the model, which reads 256."
     assert str(caught.value) == f"Episode with seed {2**31}: {text}"
+
+
+def test_a_models_limit_may_stand_in_the_settings_of_its_text(settings, monkeypatch):
+    """As where a model reads pictures, too."""
+    import transformers
+
+    model = tiny_llm.make_model()
+    text = SimpleNamespace(max_position_embeddings=77)
+    model.config.get_text_config = lambda *_, **__: text
+    loader = transformers.AutoModelForCausalLM
+    monkeypatch.setattr(loader, "from_pretrained", lambda *_, **__: model)
+    assert ppo.load_model(settings(), CPU)[1].limit == 77
 
 
 def test_the_default_model_needs_its_package(cli, monkeypatch):

@@ -216,7 +216,8 @@ def llm_advantages(m, x):
 
 
 def llm_group_advantages(m, x):
-    found = m.group_advantages(x.rewards.flatten(), x.rewards.shape[1])
+    returns = x.rewards.flatten()
+    found = m.group_advantages(returns, returns, x.rewards.shape[1])
     return {"group_std": found.view(x.rewards.shape)}
 
 
