@@ -29,6 +29,7 @@ class Suite:
     total_timesteps: int | None = 1_000_000  # None: the script is told neither these nor the task
     baseline: Name | None = None  # of another suite, with which the variants are compared
     baseline_label: str = ""  # in tables and figures
+    keeps_weights: bool = True  # checkpoints and models of its runs, once their results are kept
 
     def seeds(self, environment: str, variant: str) -> tuple[int, ...]:
         """Those that a variant is to have in an environment."""

@@ -106,6 +106,7 @@ def run_of(suite: Suite, key: Key, folders: Folders, commit: str) -> Run:
         resume=["--resume", "runs/run"],
         variables={"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(tree_of(commit, folders))},
         facts=about,
+        keeps_weights=suite.keeps_weights,
     )
 
 

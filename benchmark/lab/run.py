@@ -57,6 +57,7 @@ class Run:
     variables: dict[str, str]  # of its environment
     facts: dict[str, Any]  # "environment", "variant" and "seed", and whatever else is known
     imported: dict[Path, str] = dataclasses.field(default_factory=dict)  # hashes of local modules
+    keeps_weights: bool = True  # once its result is kept: those of language models fill disks
 
     @property
     def begun(self) -> bool:  # so far that it can be continued; stages of RLHF cannot
@@ -75,7 +76,7 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def has_ended(folder: Path) -> bool:
-    """Whether the script of a run has ended well. What it has left is never deleted."""
+    """Whether the script of a run has ended well. Its log is never deleted."""
     return (folder / ENDED).exists() or (log_in(folder) / "results.json").exists()
 
 
@@ -116,10 +117,18 @@ def run_missing(name: str, runs: list[Run], folders: Folders, workers: int | Non
         with contextlib.closing(made):  # stops the scripts if this is stopped
             for run, error in made:
                 results.collect(name, folders)
+                if not (error or run.keeps_weights):
+                    drop_weights(run.folder)
                 say(f"{run.name} {error or 'done'}")
                 failed += [f"{run.name} {error}"] * bool(error)
     if failed:
         raise BenchmarkError(f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}")
+
+
+def drop_weights(folder: Path) -> None:
+    """Delete checkpoints and models of a run, whose log stays."""
+    for path in [*folder.rglob("checkpoint.pt"), *folder.rglob("*.safetensors")]:
+        path.unlink()
 
 
 def say(text: str) -> None:

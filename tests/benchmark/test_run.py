@@ -129,6 +129,21 @@ def test_a_begun_run_keeps_its_script_and_a_new_one_may_have_an_older(bench):
     assert bench.found()[0][0]["score"] == 10.5
 
 
+def test_weights_of_language_models_go_once_results_are_kept(bench):
+    bench.suite({"A-v1": (1, 2)}, keeps_weights=False)
+    process, _ = bench.start_until(7, "--only", A1)
+    process.terminate()
+    bench.run(process=process, code=130)
+    folder = bench.forked.runs / A1 / "runs" / "run"
+    assert (folder / "checkpoint.pt").exists()
+    (folder / "model").mkdir()
+    (folder / "model" / "model.safetensors").touch()
+    bench.run()
+    assert not {".pt", ".safetensors"} & {x.suffix for x in bench.forked.runs.rglob("*")}
+    assert [x["score"] for x, _ in bench.found()] == [10.5, 21]
+    assert "2 of them done before." in bench.run()
+
+
 def test_a_variant_may_change_texts_of_its_script(bench):
     bench.suite({"A-v1": (1,)}, replaced=(("float(args", "2.0 * (args"),))
     bench.commit({"stand_in.py": "float(args\n" * 2})

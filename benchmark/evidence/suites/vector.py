@@ -21,6 +21,8 @@ ADVANTAGES_EACH_EPOCH = (
             batch = Batch(*(x.flatten(0, 1) for x in samples))
 """,
 )
+# One hundredth of the largest spread of any column, whatever the units.
+RELATIVE_FLOOR = ("self.obs_std_floor**2", "1e-4 * self.obs_stats.var.max()")
 
 SUITES = (
     Suite(
@@ -60,6 +62,19 @@ SUITES = (
         baseline=("vector_env", ""),
         baseline_label="16 environments",
         figures=("curves",),
+    ),
+    Suite(
+        name="vector_floor",
+        reproduces="what a floor under the spread of inputs costs: robots want one",
+        environments=dict.fromkeys((*THREE, "Ant-v4"), (1, 2, 3)),
+        variants={
+            "raw": Variant(VECTOR, "--obs-std-floor 0.01", "0.01, as rsl_rl"),
+            "relative": Variant(
+                *(VECTOR, "", "0.01 of the largest spread"), replaced=(RELATIVE_FLOOR,)
+            ),
+        },
+        baseline=("vector_env", ""),
+        baseline_label="0.0001, as ppo2",
     ),
     Suite(
         name="vector_tianshou",
