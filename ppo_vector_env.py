@@ -109,28 +109,7 @@ class Args:
     max_grad_norm: float = 0.5  # maximum norm of the whole gradient [ppo2: 0.5; rsl_rl: 1]
 
     def __post_init__(self) -> None:
-        if isinstance(self.compile, bool):  # as programs for version 6 say it
-            object.__setattr__(self, "compile", "yes" if self.compile else "no")
-        if self.compile not in ("auto", "yes", "no"):
-            raise UsageError(f"--compile ({self.compile}) must be one of auto, yes, no.")
-        highest = {"gamma": 1, "gae_lambda": 1, "seed": 2**63 - 1}
-        lowest = {"seed": 0, "num_steps": 2, "init_std": 1e-6}
-        for name, value in vars(self).items():
-            is_count = type(getattr(type(self), name, None)) is int  # as its default
-            low = lowest.get(name, 1 if is_count else 0)
-            high = highest.get(name, math.inf)
-            if type(value) in (int, float) and not low <= value <= high:  # or if it is NaN
-                flag = f"--{name.replace('_', '-')} ({value})"
-                raise UsageError(f"{flag} must be from {low} to {high}.")
-        if min(self.hidden, default=1) < 1:
-            raise UsageError(f"--hidden {self.hidden} must be positive.")
-        batch = self.num_steps * self.num_envs
-        if batch % self.num_minibatches or batch == self.num_minibatches:  # one sample has no std
-            flag = f"--num-steps * --num-envs ({batch})"
-            raise UsageError(f"{flag} must be 2, 3, 4... times --num-minibatches.")
-        if not batch * WORLD_SIZE <= self.total_timesteps < math.inf:
-            least = f"at least {batch * WORLD_SIZE}, the steps of one iteration"
-            raise UsageError(f"--total-timesteps must be finite, and {least}.")
+        check_settings(self)
 
 
 def network(inputs: int, outputs: int, gain: float, args: Args) -> nn.Sequential:
@@ -642,8 +621,9 @@ class Simulator:
         if self.next_step:
             self.acts = ~done
             final_obs = self.obs
-        elif isinstance(terminal := infos.get("terminal"), dict) and "env_ids" in terminal:  # mjlab
-            final_obs, ended = self.obs.clone(), terminal["env_ids"]  # only of ended episodes
+        elif isinstance(terminal := infos.get("terminal"), dict) and "observations" in terminal:
+            # mjlab's are only of ended episodes.
+            final_obs, ended = self.obs.clone(), terminal["env_ids"]
             final_obs[ended] = self.tensor(terminal["observations"], len(ended))
         elif last is None:
             final_obs = before
@@ -669,11 +649,12 @@ class Simulator:
             terms = infos.get(kind)
             for key, x in terms.items() if isinstance(terms, dict) else ():
                 name = str(key)
-                if not isinstance(x, int | float | np.number | np.ndarray | Tensor):
+                if name.startswith("_"):
                     continue
-                if getattr(x, "dtype", None) == np.dtype(object) or name.startswith("_"):
-                    continue
-                x = torch.as_tensor(x, device=self.device).float()
+                try:
+                    x = torch.as_tensor(x, device=self.device).float()
+                except (TypeError, ValueError, RuntimeError):
+                    continue  # it is no number
                 # Gymnasium: which environments have said it.
                 said = terms.get(f"_{name}", infos.get(f"_{kind}"))
                 if said is not None and x.shape[:1] == (self.num_envs,):
@@ -755,7 +736,8 @@ def make_simulator(
     """The simulator that the settings name, or that `make` returns."""
     device = choose_device(args)
     # Simulators may draw from the global generators. Those of the caller go on afterwards.
-    resources.enter_context(torch.random.fork_rng(devices=[]))
+    gpus = [device] if device.type == "cuda" else []
+    resources.enter_context(torch.random.fork_rng(gpus))
     resources.callback(np.random.set_state, np.random.get_state())
     torch.manual_seed(seed)
     np.random.seed(seed)
@@ -820,6 +802,32 @@ def choose_device(args: Args) -> torch.device:
     if 0 < gpus <= local_rank:
         raise UsageError(f"Each process needs its own GPU: --nproc-per-node {gpus} at most.")
     return torch.device("cuda", local_rank) if gpus else torch.device("cpu")
+
+
+def check_settings(args: Args) -> None:
+    """Refuse numbers out of their range, and sizes that do not fit together."""
+    if isinstance(args.compile, bool):  # as programs for version 6 say it
+        object.__setattr__(args, "compile", "yes" if args.compile else "no")
+    if args.compile not in ("auto", "yes", "no"):
+        raise UsageError(f"--compile ({args.compile}) must be one of auto, yes, no.")
+    highest = {"gamma": 1, "gae_lambda": 1, "seed": 2**63 - 1}
+    lowest = {"seed": 0, "num_steps": 2, "init_std": 1e-6}
+    for name, value in vars(args).items():
+        is_count = type(getattr(type(args), name, None)) is int  # as its default
+        low = lowest.get(name, 1 if is_count else 0)
+        high = highest.get(name, math.inf)
+        if type(value) in (int, float) and not low <= value <= high:  # or if it is NaN
+            flag = f"--{name.replace('_', '-')} ({value})"
+            raise UsageError(f"{flag} must be from {low} to {high}.")
+    if min(args.hidden, default=1) < 1:
+        raise UsageError(f"--hidden {args.hidden} must be positive.")
+    batch = args.num_steps * args.num_envs
+    if batch % args.num_minibatches or batch == args.num_minibatches:  # one sample has no std
+        flag = f"--num-steps * --num-envs ({batch})"
+        raise UsageError(f"{flag} must be 2, 3, 4... times --num-minibatches.")
+    if not batch * WORLD_SIZE <= args.total_timesteps < math.inf:
+        least = f"at least {batch * WORLD_SIZE}, the steps of one iteration"
+        raise UsageError(f"--total-timesteps must be finite, and {least}.")
 
 
 def check_saved(sim: Simulator, args: Args, saved: Saved) -> None:
@@ -1043,7 +1051,8 @@ class Policy(nn.Module):
     """A trained policy: the most likely actions (N, A) for raw observations (N, ...).
 
     `parts` are the names and sizes of what it sees. It takes them side by side, in this order, or
-    all columns of the simulator, as tensors or as NumPy arrays; or a Dict that has these parts.
+    all columns of the simulator, as tensors or as NumPy arrays; or a Dict that has these parts,
+    with a row for each robot.
     It can be traced and scripted.
     """
 
@@ -1125,6 +1134,7 @@ def evaluate(
             if video and playing[0] and len(frames) < video_length:
                 frames.append(picture(sim.envs))
             _, rewards, terminated, truncated = sim.step(agent(sim.obs))
+            sim.terms.clear()  # nobody logs them
             returns += rewards.where(playing, 0)  # what comes before or after may say NaN
             done = terminated | truncated
             over |= playing & done

@@ -30,11 +30,13 @@ def keep_best(
     `env_factory` is its `make`.
     """
     run_dir = result["run_dir"]
-    saved = robots.load_checkpoint(run_dir) if robots else ppo.load_checkpoint(run_dir)
+    agent_class = type(result["agent"])
+    load = robots.load_checkpoint if robots else ppo.load_checkpoint
+    saved = load(run_dir, agent_class)
     if len(saved["updates"]) < len(result["updates"]):  # this iteration was not saved
         return
     if robots:
-        score = np.mean(robots.evaluate(run_dir, make=env_factory))
+        score = np.mean(robots.evaluate(run_dir, make=env_factory, agent_class=agent_class))
     else:
         score = np.mean(ppo.evaluate(saved, env_factory))
     table = run_dir / "evaluations.csv"

@@ -2,8 +2,9 @@
 
     python -m recipes.play runs/NAME
 
-What your `make` returns needs `render`: with `render_mode="human"`, which `make` may take as an
-argument, it shows a window; other modes return pictures, of each environment or of all at once.
+A window is for Gymnasium's simulators, and for one of your own whose `make` takes
+`render_mode="human"` and gives it to what it returns. Others, as EnvPool's, are filmed: their
+`render` returns pictures, of each environment or of all at once.
 Without a GPU, MuJoCo draws a few frames per second: `--steps 200` is a short film.
 """
 
@@ -23,19 +24,35 @@ def has_screen() -> bool:
     return sys.platform != "linux" or bool(os.getenv("DISPLAY") or os.getenv("WAYLAND_DISPLAY"))
 
 
-def play(run_dir: str | Path, steps: int = 1000, screen: bool = False, make: Any = None) -> None:
+def play(
+    run_dir: str | Path,
+    steps: int = 1000,
+    screen: bool = False,
+    make: Any = None,
+    agent_class: type[ppo.Agent] = ppo.Agent,
+) -> None:
     """Play so many steps in a single environment, in a window or into runs/NAME/videos."""
-    if not screen:
-        ppo.evaluate(run_dir, 1, video=True, make=make, video_length=steps)
-        return
-    saved = ppo.load_checkpoint(run_dir)
+    if not screen or not in_window(run_dir, steps, make, agent_class):
+        film = {"video": True, "video_length": steps}
+        ppo.evaluate(run_dir, 1, make=make, agent_class=agent_class, **film)
+
+
+def in_window(run_dir: str | Path, steps: int, make: Any, agent_class: type[ppo.Agent]) -> bool:
+    """Play in a window; returns False if the simulator has none."""
+    saved = ppo.load_checkpoint(run_dir, agent_class)
+    args = saved["args"]
+    if args.backend == "envpool" and not (make or args.make):
+        return False
     with ExitStack() as resources, torch.no_grad():
-        sim = ppo.make_simulator(resources, saved["args"], 1, 0, make, render_mode="human")
-        ppo.check_saved(sim, saved["args"], saved)
+        sim = ppo.make_simulator(resources, args, 1, 0, make, render_mode="human")
+        if getattr(sim.envs, "render_mode", None) != "human":
+            return False
+        ppo.check_saved(sim, args, saved)
         agent = saved["agent"].to(sim.device)
         for _ in range(steps):
             sim.envs.render()
             sim.step(agent(sim.obs))
+    return True
 
 
 if __name__ == "__main__":

@@ -614,6 +614,9 @@ def test_choices_are_drawn_with_their_probabilities_and_the_likeliest_is_deploye
 @pytest.mark.parametrize("name", ["make_cart_pole", "make_grid_world"])
 def test_discrete_actions_train_resume_and_are_evaluated(name):
     make = getattr(discrete_actions, name)
+    with ExitStack() as resources:
+        sim = ppo_vector_env.make_simulator(resources, ROBOTS, 4, 1, make)
+    assert sim.begins_all == (name == "make_cart_pole")  # as of all simulators of EnvPool
     found = robots(make, agent_class=discrete_actions.Chooser)
     assert found["updates"][0]["losses/clipfrac"] >= 0 and found["updates"][0]["check/kl"] > 0
     assert found["updates"][0]["check/first_kl"] == pytest.approx(0, abs=1e-6)
@@ -650,6 +653,10 @@ def test_a_simulator_for_rsl_rl_trains_and_its_time_outs_are_no_failures():
     _, rewards, terminated, truncated, _ = envs.step(torch.ones(4, 1))
     assert terminated.tolist() == [False, True, False, False]
     assert truncated.tolist() == [True, False, False, False] and len(rewards) == 4
+    with ExitStack() as resources:
+        sim = ppo_vector_env.make_simulator(resources, ROBOTS, 8, 1, rsl_rl_simulator.make)
+        sim.stagger()
+        assert len({*sim.envs.episode_length_buf.tolist()}) > 4
     found = robots(rsl_rl_simulator.make)
     assert found["updates"][-1]["distance"] > 0  # a term of its log
     assert len(ppo_vector_env.evaluate(found["run_dir"], 2, make=rsl_rl_simulator.make)) == 2
@@ -695,7 +702,11 @@ def test_a_policy_is_played_in_a_window_or_as_a_film(monkeypatch):
     assert (Screen.made[-1].render_mode, Screen.made[-1].drawn) == ("human", 7)
     play.play(run_dir, 7, screen=False, make=Screen)
     assert (Screen.made[-1].render_mode, Screen.made[-1].drawn) == ("rgb_array", 7)
-    assert [*run_dir.glob("videos/*.mp4")]
+    (film,) = run_dir.glob("videos/*.mp4")
+    film.unlink()
+    without_mode = lambda num_envs, seed, device: Screen(num_envs, seed, device, "rgb_array")  # noqa: E731
+    play.play(run_dir, 7, screen=True, make=without_mode)  # which has no window
+    assert film.exists()
     for variable, expected in (("DISPLAY", True), ("NOTHING", False)):
         monkeypatch.setattr(os, "environ", {variable: ":0"})
         monkeypatch.setattr(sys, "platform", "linux")
@@ -703,25 +714,45 @@ def test_a_policy_is_played_in_a_window_or_as_a_film(monkeypatch):
 
 
 def test_the_best_checkpoint_of_robots_is_kept(monkeypatch):
+    """And evaluations in between change nothing, also where an agent of one's own learns."""
+    make, evaluate = discrete_actions.make_grid_world, ppo_vector_env.evaluate
+    chooser = {"agent_class": discrete_actions.Chooser}
+    plain = robots(make, "plain", **chooser)
     scores = iter([[1.0], [3.0], [2.0]])
-    monkeypatch.setattr(ppo_vector_env, "evaluate", lambda run_dir, make: next(scores))
-    keep = functools.partial(
-        best_checkpoint.keep_best, env_factory=torch_simulator.Pendulums, robots=ppo_vector_env
-    )
-    run_dir = robots(torch_simulator.Pendulums, on_iteration=keep)["run_dir"]
+    score = lambda *x, **y: evaluate(*x, **y) and next(scores)  # noqa: E731
+    monkeypatch.setattr(ppo_vector_env, "evaluate", score)
+    keep = functools.partial(best_checkpoint.keep_best, env_factory=make, robots=ppo_vector_env)
+    found = robots(make, on_iteration=keep, **chooser)
+    run_dir = found["run_dir"]
     assert (run_dir / "evaluations.csv").read_text() == "64,1.0\n128,3.0\n192,2.0\n"
-    assert len(ppo_vector_env.load_checkpoint(run_dir / "best")["updates"]) == 2
+    best = ppo_vector_env.load_checkpoint(run_dir / "best", discrete_actions.Chooser)
+    assert len(best["updates"]) == 2
+    for x, y in zip(found["agent"].parameters(), plain["agent"].parameters(), strict=True):
+        assert torch.equal(x, y)
 
 
+@pytest.mark.slow
 def test_exported_policies_of_robots_act_as_the_saved_one_and_need_only_its_columns():
-    pytest.importorskip("onnx")
-    pytest.importorskip("onnxscript")
-    found = robots(rsl_rl_simulator.make)
+    class Privileged(torch_simulator.Pendulums):
+        """The value function alone sees the pendulum's speed."""
+
+        def reset(self, **options):
+            obs, infos = super().reset(**options)
+            return {"speed": obs[:, 2:], "policy": obs[:, :2]}, infos
+
+        def step(self, actions):
+            obs, *rest, infos = super().step(actions)
+            last = infos["final_obs"]
+            infos = infos | {"final_obs": {"speed": last[:, 2:], "policy": last[:, :2]}}
+            return {"speed": obs[:, 2:], "policy": obs[:, :2]}, *rest, infos
+
+    args = dataclasses.replace(ROBOTS, policy_obs=("policy",))
+    found = ppo_vector_env.train(args, Privileged)
     assert export_robot_policy.export(found["run_dir"]) < 1e-5
     about = json.loads((found["run_dir"] / "policy.json").read_text())
-    assert about == {"parts": {"policy": 1}, "actions": 1}
+    assert about == {"parts": {"policy": 2}, "actions": 1}
     scripted = torch.jit.load(found["run_dir"] / "policy.pt")
-    obs = torch.randn(3, 1)
+    obs = torch.randn(3, 2)
     torch.testing.assert_close(scripted(obs), ppo_vector_env.load_policy(found["run_dir"])(obs))
     policy = ppo_vector_env.load_policy(found["run_dir"])
     policy.agent.low = policy.agent.low + 1e9  # other actions than those of the files

@@ -536,7 +536,10 @@ def test_a_finished_run_stays_as_it_is_and_needs_its_spaces(trained, cli):
 
 @pytest.mark.parametrize(
     "flag",
-    ["--hidden 8 8", "--activation elu", "--init-std 1", "--policy-obs obs", "--value-obs obs"],
+    [
+        *("--hidden 8 8", "--activation elu", "--init-std 1", "--obs-std-floor 0.01"),
+        *("--policy-obs obs", "--value-obs obs"),
+    ],
 )
 def test_a_run_that_is_continued_keeps_its_agent(trained, cli, flag):
     before = (trained / "checkpoint.pt").read_bytes()
@@ -804,6 +807,29 @@ def test_random_numbers_of_a_gpu_are_those_of_the_simulator(run, monkeypatch):
 
     found = run(total_timesteps=T * N, make=make)
     assert before == [1] and seeds == [(found.options[0][1], None)]
+
+
+def test_random_numbers_of_a_gpu_go_on_after_an_evaluation(gpu, monkeypatch):
+    """As if there had been none: a run that is evaluated in between stays the same."""
+    state = {"gpu": torch.tensor([7])}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: state["gpu"])
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda x, device: state.update(gpu=x))
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: state.update(gpu=torch.tensor([seed])))
+
+    def make():
+        with ppo.ExitStack() as resources:
+            ppo.make_simulator(resources, ppo.Args(), N, 3, lambda *_: simulator("same", N))
+            return state["gpu"].clone(), torch.zeros(1, device="cuda")
+
+    assert gpu(make)[0][0] == 3 and state["gpu"] == 7
+
+
+def test_statistics_of_many_rows_are_computed_in_pieces(monkeypatch):
+    stacks, x = record(monkeypatch, torch, "stack"), torch.randn(40_000, 2)
+    stats = ppo.Normalizer(2)
+    stats.update(x)
+    assert [len(parts[0]) for parts, *_ in stacks] == [16_384, 16_384, 7_232]
+    torch.testing.assert_close(stats.var, x.var(0, correction=0), rtol=1e-3, atol=0)
 
 
 def test_an_agent_that_has_been_evaluated_can_still_learn(trained, monkeypatch):

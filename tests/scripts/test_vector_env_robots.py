@@ -173,6 +173,7 @@ def test_terms_of_rewards_are_logged_as_means_of_an_iteration():
     def says(step, count):
         log = {"Reward/track": torch.full((N,), count), "Reward/effort": float(count), "no": "text"}
         log |= {"empty": torch.zeros(0), "objects": np.array([None]), "nothing": None}
+        log |= {"texts": np.array(["a"]), "parts": {"x": 1}}
         step[-1] = {"log": log, "episode": {"r": np.arange(N), "_x": np.ones(N)}}
         step[-1] |= {"_episode": np.arange(N) > 1, "episodes": {"late": 7}} if count > 12 else {}
         return step
@@ -185,7 +186,8 @@ def test_terms_of_rewards_are_logged_as_means_of_an_iteration():
         assert shown["Reward/track"][k] == (row["global_step"], mean)
         assert row["r"] == (1.5 if k == 0 else 2.5)
         assert row.get("late") == (None if k == 0 else 7)
-    assert not {"no", "empty", "objects", "nothing", "_x"} & row.keys()
+    others = {"no", "empty", "objects", "nothing", "texts", "parts", "_x"}
+    assert not others & row.keys()
 
 
 def test_a_term_that_is_not_finite_is_named_once_and_ends_nothing(capsys):
@@ -303,11 +305,12 @@ def test_an_unknown_mode_is_named_and_a_vector_env_without_one_is_gymnasiums(cap
     assert capsys.readouterr().out.startswith("Episodes begin in the next step")
 
 
-def test_a_last_observation_that_is_not_finite_is_named_before_it_is_used():
+@pytest.mark.parametrize("word", ["final_obs", "final_observation"])
+def test_a_last_observation_that_is_not_finite_is_named_before_it_is_used(word):
     def says(step, count):
         last = {name: x.clone() for name, x in step[0].items()}
         last["critic"][2, 0] = math.nan  # is used in the tenth step only
-        step[-1] = {"final_obs": last}
+        step[-1] = {word: last}
         return step
 
     with pytest.raises(ppo.UsageError, match="Step 10 of environment 2: the last observation is"):
@@ -431,6 +434,11 @@ def test_what_is_seldom_meant_is_said(capsys):
     assert "--no-clip-vloss" in said(scale_rewards=False)
     for bounds in ((0.0, 1.0), (-1.0, 0.0), (-100.0, 100.0)):
         assert f"between [{bounds[0]}] and [{bounds[1]}]: let the simulator scale" in said(*bounds)
+
+
+def test_settings_are_looked_at_when_a_run_begins(capsys):
+    train(run_name="run", scale_rewards=False)
+    assert "--no-clip-vloss" in capsys.readouterr().out
 
 
 def test_short_runs_are_not_compiled_unless_it_is_asked_for(capsys, monkeypatch):
