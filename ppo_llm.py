@@ -25,7 +25,8 @@ advantage. All else is the same. With `--env` or `--prompts`, nothing else needs
 Memory per weight of the model, in bytes: 2 in bfloat16 for computing; 12 for Adam, in float32; 6
 for gradients, at their peak. A model with 1B weights needs about 20 GB, and activations. With
 `--lora-rank 16` it needs 2 GB, and activations. `--gradient-checkpointing` and a smaller
-`--microbatch-size` reduce these. A frozen copy, for `--kl-coef` without LoRA, takes 2 more bytes.
+`--microbatch-size` reduce these. A frozen copy, for `--kl-coef` without LoRA, takes 2 more bytes,
+and `--value-model separate` 20 (with LoRA, 2).
 
 Differences from ppo2: advantages are normalized once per iteration, over all processes; values are
 not clipped; Adam's second moment has a decay of 0.95, and epsilon is 1e-8; `--max-turns` and
@@ -38,6 +39,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
+import inspect
 import json
 import math
 import os
@@ -87,7 +89,7 @@ class Args:
     prompts: str | None = None  # instead of --env: a JSONL file, "prompt" and more in each line
     reward: str | None = None  # MODULE:FUNCTION(response, **other columns), for --prompts
     lora_rank: int = 0  # rank of LoRA's adapters of all linear layers [0: train all weights]
-    float32: bool = not FAST_BFLOAT16  # compute in float32; default: where bfloat16 is slow
+    float32: bool = not FAST_BFLOAT16  # compute in float32 [older GPUs, as T4 and V100: set it]
     gradient_checkpointing: bool = False  # compute activations twice, rather than keep them
 
     seed: int = 1  # random seed of the whole run
@@ -123,24 +125,7 @@ class Args:
     max_grad_norm: float = 1.0  # maximum norm of the whole gradient
 
     def __post_init__(self) -> None:
-        highest = {"gamma": 1, "gae_lambda": 1, "value_lambda": 1, "seed": 2**63 - 1}
-        may_be_zero = ("seed", "lora_rank", "value_warmup")
-        for name, value in vars(self).items():
-            is_count = type(getattr(type(self), name, None)) is int  # if its default is one
-            low = 1 if is_count and name not in may_be_zero else 0
-            low = 1e-6 if name == "temperature" else low
-            high = highest.get(name, math.inf)
-            if type(value) in (int, float) and not (low <= value <= high and value < math.inf):
-                flag = f"--{name.replace('_', '-')} ({value})"
-                raise UsageError(f"{flag} must be from {low} to {high}, and finite.")
-        if bool(self.prompts) != bool(self.reward):
-            raise UsageError("--prompts FILE.jsonl and --reward MODULE:FUNCTION need each other.")
-        alone = self.group_size < 2 or self.num_episodes % self.group_size
-        if self.advantages == "group" and alone:
-            flag = f"--group-size ({self.group_size})"
-            raise UsageError(f"{flag} must be 2 or more, and divide --num-episodes.")
-        if self.num_episodes < self.num_minibatches:
-            raise UsageError("--num-minibatches must not be more than --num-episodes.")
+        check_settings(self)
 
 
 class Episode:
@@ -156,7 +141,8 @@ class Episode:
         self.rewards: list[float] = []  # one for each token that the model wrote
         self.logprobs: list[float] = []  # of the same tokens, as the sampler computed them
         self.turns, self.num_cut, self.done = 0, 0, False
-        messages = as_messages(env.reset(seed=seed)[0], seed)
+        message, _ = as_values(env.reset(seed=seed), "a message and an info")
+        messages = as_messages(message, seed)
         self.hear(messages, chat.begin(messages))
         if not self.tokens:
             raise UsageError(f"Episode with seed {seed}: its first message is empty.")
@@ -194,7 +180,9 @@ class Episode:
         self.num_cut += not ended
         self.turns += 1
         self.transcript.append(self.chat.decode(response))
-        message, reward, terminated, truncated, _ = self.env.step(self.transcript[-1])
+        names = "a message, a reward, terminated, truncated and an info"
+        returned = as_values(self.env.step(self.transcript[-1]), names)
+        message, reward, terminated, truncated, _ = returned
         self.rewards[-1] = as_reward(reward, self.seed, self.turns)
         self.done = bool(terminated or truncated or self.turns == self.args.max_turns)
         if not self.done:
@@ -229,6 +217,10 @@ def respond(
     what was read since. The last token of a response is read later, with the reply.
     """
     device = seen.device
+    # A window counts padding. Between tokens, it would push others out.
+    if seen.shape[1] > (window := window_of(model)) and (seen.diff(dim=1) < 0).any():
+        problem = f"some layers of --model see {window} tokens, and padding counts among them"
+        raise UsageError(f"In episodes of several turns, {problem}: use --sampling-batch 1.")
     tokens, added = pad_left([x.tokens[x.num_read :] for x in episodes], device)
     writing = [True] * len(episodes)
     for _ in range(args.max_tokens):
@@ -297,10 +289,8 @@ class Agent(nn.Module):
         self.value_head = nn.Linear(model.get_output_embeddings().weight.shape[1], 1)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
-        # Memories of other kinds than attention's are changed in place, and stop gradients.
-        kinds = {*(getattr(model.config.get_text_config(), "layer_types", None) or ())}
-        attention = kinds <= {"full_attention", "sliding_attention"}
-        self.reads_once = attention and not args.gradient_checkpointing
+        # A layer that is computed again would add to the cache again.
+        self.reads_once = not args.gradient_checkpointing
         if args.gradient_checkpointing:
             checkpoint_layers(self)
 
@@ -465,15 +455,13 @@ class Weights:
     """
 
     def __init__(self, agent: Agent, args: Args) -> None:
-        head = [*agent.value_head.parameters()]
-        ids = {id(x) for x in head}
-        self.copies = [x for x in agent.parameters() if x.requires_grad and id(x) not in ids] + head
+        self.copies = [x for x in agent.parameters() if x.requires_grad]
         # Extra: Adam's weights are float32
         # In bfloat16, a step smaller than 1/256 of a weight would be rounded away.
         self.masters = [x.detach().float() for x in self.copies]
         groups = [
-            {"params": self.masters[: -len(head)], "lr": args.learning_rate},
-            {"params": self.masters[-len(head) :], "lr": args.value_lr},
+            {"params": self.masters[:-2], "lr": args.learning_rate},
+            {"params": self.masters[-2:], "lr": args.value_lr},  # of the value head
         ]
         self.adam = torch.optim.Adam(groups, betas=(0.9, 0.95), fused=True)
 
@@ -688,6 +676,32 @@ def learn(args: Args, make: Any, saved: dict, resources: ExitStack) -> dict[str,
 # Below: chats, the sampler's cache, tasks, the model, logs, checkpoints, the policy's use, `main`.
 
 
+def check_settings(args: Args) -> None:
+    """Refuse numbers out of their range, and settings that do not fit together."""
+    highest = {"gamma": 1, "gae_lambda": 1, "value_lambda": 1, "seed": 2**63 - 1}
+    may_be_zero = ("seed", "lora_rank", "value_warmup")
+    for name, value in vars(args).items():
+        is_count = type(getattr(type(args), name, None)) is int  # if its default is one
+        low = 1 if is_count and name not in may_be_zero else 0
+        low = 1e-6 if name == "temperature" else low
+        high = highest.get(name, math.inf)
+        if type(value) in (int, float) and not (low <= value <= high and value < math.inf):
+            flag = f"--{name.replace('_', '-')} ({value})"
+            raise UsageError(f"{flag} must be from {low} to {high}, and finite.")
+    if bool(args.prompts) != bool(args.reward):
+        raise UsageError("--prompts FILE.jsonl and --reward MODULE:FUNCTION need each other.")
+    alone = args.group_size < 2 or args.num_episodes % args.group_size
+    if args.advantages == "group" and alone:
+        flag = f"--group-size ({args.group_size})"
+        raise UsageError(f"{flag} must be 2 or more, and divide --num-episodes.")
+    if args.num_episodes < args.num_minibatches:
+        raise UsageError("--num-minibatches must not be more than --num-episodes.")
+    if args.prompts and args.env != "sums":
+        raise UsageError("--env and --prompts are two tasks: choose one of them.")
+    if args.advantages == "gae" and args.value_warmup >= args.num_iterations:
+        raise UsageError("--value-warmup must be less than --num-iterations.")
+
+
 class Chat:
     """Turns messages into tokens, in the model's own format."""
 
@@ -701,16 +715,24 @@ class Chat:
         if not self.tokenizer.chat_template:
             return "\n".join(x["content"] for x in messages) + "\n"
         options = {"add_generation_prompt": True, "tokenize": False}
-        return self.tokenizer.apply_chat_template(messages, **options)
+        try:
+            return self.tokenizer.apply_chat_template(messages, **options)
+        except Exception as error:  # whatever a template can raise
+            raise UsageError(f"The model's chat template refuses the messages: {error}") from error
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def begin(self, messages: Messages) -> list[int]:
-        text = self.render(messages)
+        begins = not self.tokenizer.chat_template  # which says itself how a text begins
+        return self.tokenizer(self.render(messages), add_special_tokens=begins)["input_ids"]
+
+    def following(self, messages: Messages) -> list[int]:
+        """Tokens that the chat template writes behind a response, if it has ended with none."""
         if not self.tokenizer.chat_template:
-            return self.tokenizer(text)["input_ids"]  # with a token that begins a text, if any
-        return self.encode(text)
+            return []
+        made_up = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "(RESPONSE)"}]
+        return self.encode(self.render([*made_up, *messages]).partition("(RESPONSE)")[2])
 
     def reply(self, messages: Messages, ended: bool) -> list[int]:
         """Tokens of what stands between a response and the next one."""
@@ -718,14 +740,20 @@ class Chat:
             return self.encode("\n" + self.render(messages))
         # Extra: a reply is the template's own text
         # It ends the model's turn and begins the next: any other text was never seen in training.
-        made_up = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "(RESPONSE)"}]
-        tokens = self.encode(self.render([*made_up, *messages]).partition("(RESPONSE)")[2])
+        tokens = self.following(messages)
         if not tokens:
             raise UsageError("The chat template leaves out responses: --max-turns must be 1.")
         return tokens[1:] if ended and tokens[0] in self.stops else tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def as_values(returned: Any, names: str) -> tuple:
+    """What an environment returned, if these are as many values as the names."""
+    if not isinstance(returned, tuple) or len(returned) != len(re.split(", | and ", names)):
+        raise UsageError(f"The environment must return {names}, not {returned!r:.200}.")
+    return returned
 
 
 def as_messages(message: str | Messages, seed: int) -> Messages:
@@ -745,7 +773,7 @@ def as_reward(reward: Any, seed: int, turn: int) -> float:
     """What an environment with this seed paid for a turn; refuses what is no finite number."""
     try:
         number = float(reward)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         where = f"Episode with seed {seed}, turn {turn}"
@@ -760,6 +788,14 @@ def pad_left(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tenso
     seen = [[0] * (width - len(x)) + [1] * len(x) for x in rows]
     integers = {"dtype": torch.long, "device": device}  # rows of no tokens would be float32
     return torch.tensor(tokens, **integers), torch.tensor(seen, **integers)
+
+
+def window_of(model: Any) -> float:
+    """How many tokens before a place its layers see, where some do not see all."""
+    from transformers import DynamicCache
+
+    layers = DynamicCache(config=model.config).layers
+    return min((x.sliding_window for x in layers if x.is_sliding), default=math.inf)
 
 
 @torch.no_grad()
@@ -785,6 +821,8 @@ def read_prompts(model: Any, episodes: list[Episode], device: torch.device) -> t
     distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
     alike = [len({*x}) == 1 for x in zip(*distinct)]
     start = [*alike, False].index(False)  # what all begin with is read once, too
+    if window_of(model) < math.inf:
+        start = 0  # padding would stand behind it, and a window counts padding
     beginning = torch.tensor(prompts[0][:start], device=device)
     cache = read_beginning(model.base_model, beginning, len(distinct))
     tokens, seen = pad_left([x[start:] for x in distinct], device)
@@ -848,7 +886,7 @@ def read_lines(path: str) -> list[tuple[Any, dict]]:
             raise UsageError(f"--prompts {path}, line {number}: {error}.") from error
         if isinstance(row, dict) and "prompt" in row:
             prompts.append((row.pop("prompt"), row))
-        elif row is not None:
+        elif line.strip():
             raise UsageError(f'--prompts {path}, line {number} has no "prompt".')
     if len(prompts) < 2:
         raise UsageError(f"--prompts {path} needs two lines or more, one of them for evaluation.")
@@ -859,12 +897,12 @@ def named(flag: str, name: str) -> Callable:
     """The function that MODULE:FUNCTION names. Errors inside of the module keep their traceback."""
     module, _, function = name.partition(":")
     try:
-        missing = importlib.util.find_spec(module) is None
-    except (ImportError, ValueError):  # of the package that it is in
-        missing = True
-    if missing:
-        raise UsageError(f"{flag} {name}: there is no module {module}: is it MODULE:FUNCTION?")
-    found = getattr(importlib.import_module(module), function, None)
+        found = getattr(importlib.import_module(module or "?"), function, None)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):  # the module's own code needs another
+            raise
+        hint = f"there is no module {module}: is it MODULE:FUNCTION?"
+        raise UsageError(f"{flag} {name}: {hint}") from error
     if not callable(found):
         raise UsageError(f"{flag} {name}: {module} has no function {function!r}.")
     return found
@@ -874,6 +912,12 @@ def environment_maker(args: Args) -> EnvFactory:
     """What makes the environments that the settings name."""
     if args.prompts:
         prompts, reward = read_lines(args.prompts), named("--reward", args.reward or "")
+        for _, others in prompts:
+            try:
+                inspect.signature(reward).bind("", **others)
+            except TypeError as error:
+                about = f"{error}: it is given a response and {', '.join(others) or 'no columns'}"
+                raise UsageError(f"--reward {args.reward}: {about}.") from error
         return lambda: Prompts(prompts, reward)
     return Sums if args.env == "sums" else named("--env", args.env)
 
@@ -927,7 +971,7 @@ def load_model(args: Args, device: torch.device) -> tuple[Any, Chat, Any]:
             options["quantization_config"] = transformers.GgufConfig(dequantize=True)
         dtype = torch.float32 if args.float32 else torch.bfloat16
         model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # whatever a missing, damaged or foreign model can raise
         reason = " ".join(str(error).split())[:300]
         raise UsageError(f"--model {args.model} could not be loaded: {reason}") from error
     if not tokenizer.chat_template and RANK == 0:
@@ -936,6 +980,10 @@ def load_model(args: Args, device: torch.device) -> tuple[Any, Chat, Any]:
     stops = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
     if not stops:
         raise UsageError(f"--model {args.model} has no token that ends a response (EOS).")
+    config = model.config.get_text_config()
+    kinds = {*(getattr(config, "layer_types", None) or ())}
+    if others := kinds - {"full_attention", "sliding_attention"}:
+        raise UsageError(f"--model {args.model} has layers that are no attention: {others}.")
     adapter = None
     if args.lora_rank:
         import peft
@@ -946,18 +994,24 @@ def load_model(args: Args, device: torch.device) -> tuple[Any, Chat, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of a name that peft uses
             adapter = peft.get_peft_model(model, lora).to(device)
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
-    return model.to(device), Chat(tokenizer, stops, limit), adapter
+    chat = Chat(tokenizer, stops, getattr(config, "max_position_embeddings", None) or math.inf)
+    # Some have a template whose end of a turn is not among their ends of a text.
+    ends = chat.following([{"role": "user", "content": "?"}])[:1]
+    chat.stops |= {*ends} & {*tokenizer.all_special_ids}
+    return model.to(device), chat, adapter
 
 
 def checkpoint_layers(agent: nn.Module) -> None:
     """Let layers keep only their inputs, and compute the rest again for the gradient."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    for layer in agent.modules():
+    layers = [x for x in agent.modules() if isinstance(x, GradientCheckpointingLayer)]
+    if not layers:
+        raise UsageError("--gradient-checkpointing: the model has no layers that allow it.")
+    options = {"use_reentrant": False, "preserve_rng_state": False}  # without dropout
+    for layer in layers:
         # Its own switch works in training mode only, which has dropout.
-        if isinstance(layer, GradientCheckpointingLayer):
-            layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+        layer.forward = functools.partial(checkpoint, layer.forward, **options)
 
 
 def sample_text(episode: Episode) -> str:
@@ -1101,8 +1155,13 @@ def restore(weights: Weights, saved: dict, args: Args) -> None:
 
 
 def save_model(model: Any, adapter: Any, chat: Chat, folder: Path) -> None:
-    """Write the policy as transformers and vLLM load it, adapters merged into the weights."""
-    model = adapter.merge_and_unload() if adapter else model
+    """Write the policy as transformers and vLLM load it, adapters merged into the weights.
+
+    In bfloat16, that rounds small changes away: the folder `adapter` beside it has them as learned.
+    """
+    if adapter:
+        adapter.save_pretrained(folder.with_name("adapter"))
+        model = adapter.merge_and_unload()
     model.save_pretrained(folder)
     chat.tokenizer.save_pretrained(folder)
 
@@ -1161,10 +1220,6 @@ def main() -> None:
         STOP.append(number)
         tqdm.write("Ends after this iteration, with a checkpoint; once more: at once.", sys.stderr)
 
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)  # Windows has no SIGHUP
-        if number and signal.getsignal(number) != signal.SIG_IGN:  # `nohup` ignores it
-            signal.signal(number, stop)
     sys.path.append("")  # the current folder, for --env and --reward
     # The settings of a run that is continued are the defaults of the flags, so it is read first.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -1182,6 +1237,10 @@ def main() -> None:
                     raise UsageError(f"{flag} is for training: --evaluate does not use it.")
             evaluate(folder, command.args.eval_episodes, args=command.args)
         else:
+            for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+                number = getattr(signal, name, None)  # Windows has no SIGHUP
+                if number and signal.getsignal(number) != signal.SIG_IGN:  # `nohup` ignores it
+                    signal.signal(number, stop)
             result = train(command.args, resume=folder)
             updates, run_dir = result["updates"], result["run_dir"]
             if len(updates) < result["args"].num_iterations:

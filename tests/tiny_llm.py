@@ -31,10 +31,10 @@ def make_tokenizer(template=TEMPLATE):
     return tokenizer
 
 
-def make_model(**changes):
+def make_model(kind="Llama", **changes):
     """Two layers of 64 units. Weights are large, so that what is read matters; EOS is frequent."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    import transformers
 
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
@@ -42,7 +42,8 @@ def make_model(**changes):
     settings = {"initializer_range": 0.15, "tie_word_embeddings": False} | sizes | ids | changes
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = LlamaForCausalLM(LlamaConfig(**settings)).eval()
+        config = getattr(transformers, f"{kind}Config")(**settings)
+        model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
         with torch.no_grad():
             model.lm_head.weight[0] *= 2.5
         return model

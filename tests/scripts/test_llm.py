@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -78,6 +79,8 @@ def cli(outcome, folder):
 
     def call(line, usual=usual):
         ppo.STOP.clear()
+        if "--prompts" in line:  # the other way to name a task
+            usual = usual.replace(f"--env {SMALL['env']}", "")
         return outcome(ppo.main, f"{usual} {line}", "ppo_llm.py")
 
     return call
@@ -173,12 +176,24 @@ def test_episodes_of_a_group_begin_alike_and_have_noise_of_their_own(loaded, set
     assert len({tuple(x.tokens) for x in found}) == 8
 
 
-def test_a_sample_does_not_depend_on_the_episodes_next_to_it(loaded, settings):
-    both, args = played(loaded, settings(), seeds=range(4)), settings(sampling_batch=1)
-    alone = [played(loaded, args, seeds=[seed])[0] for seed in range(4)]
-    assert [x.tokens for x in both] == [x.tokens for x in alone]
-    other = played(loaded, settings(seed=2), seeds=range(4))
-    assert all(x.tokens != y.tokens for x, y in zip(both, other))
+def test_another_seed_of_a_run_gives_other_samples(loaded, settings):
+    one, two = (played(loaded, settings(seed=x), seeds=range(4)) for x in (1, 2))
+    assert all(x.tokens != y.tokens for x, y in zip(one, two))
+
+
+def test_a_window_sees_as_many_tokens_in_the_sampler_as_in_training(settings):
+    """Padding counts there, so it may only stand before all tokens."""
+    args = settings(max_turns=1)
+    model = tiny_llm.make_model("Mistral", sliding_window=12)
+    loaded = model, ppo.Chat(tiny_llm.make_tokenizer(), {0}, limit=256)
+    assert min(len(x.tokens) for x in played(loaded, args)) > 12
+    for several, batch in ((False, 8), (True, 1)):
+        args = settings(max_turns=3 if several else 1, sampling_batch=batch)
+        episodes = played(loaded, args)
+        logprobs = ppo.read(agent_of(loaded, args), episodes, args, CPU)[0]
+        np.testing.assert_allclose(logprobs, [y for x in episodes for y in x.logprobs], atol=1e-4)
+    with pytest.raises(ppo.UsageError, match=r"see 12 tokens, .* use --sampling-batch 1\."):
+        played(loaded, settings())
 
 
 def scripted(monkeypatch, *words):
@@ -401,6 +416,8 @@ def test_layers_compute_their_activations_twice_if_they_are_not_kept(loaded, set
         (logprobs.sum() + values.sum()).backward()
         gradients.append([x.grad for x in agent.parameters()])
     assert calls == {False: 2, True: 4}
+    with pytest.raises(ppo.UsageError, match="--gradient-checkpointing: the model has no layers"):
+        ppo.checkpoint_layers(torch.nn.Linear(2, 2))
     assert all(torch.equal(x, y) for x, y in zip(*gradients))
 
 
@@ -591,8 +608,7 @@ def test_what_is_learned_from_each_token(run, monkeypatch, loaded, advantages):
         assert row.get("charts/equal_groups", np.mean(equal)) == np.mean(equal)
 
 
-@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
-def test_equal_groups_are_counted(run, monkeypatch, kl_coef):
+def test_equal_groups_are_counted(run, monkeypatch):
     """Also where their KL to the first model, which is in the rewards, differs."""
     monkeypatch.setattr(Talk, "step", lambda self, text: ("", 0.1, True, False, {}))
     read = ppo.read
@@ -602,7 +618,7 @@ def test_equal_groups_are_counted(run, monkeypatch, kl_coef):
         return [logprobs + 1e-4 * torch.rand_like(logprobs), *others]
 
     monkeypatch.setattr(ppo, "read", differ)
-    (row,) = run(advantages="group", kl_coef=kl_coef)["updates"]
+    (row,) = run(advantages="group", kl_coef=0.1)["updates"]
     assert row["charts/equal_groups"] == 1 and row["losses/grad_norm"] == 0
 
 
@@ -726,6 +742,7 @@ def test_adapters_alone_are_trained_and_merged_in_the_end(run, loaded):
     before, after = loaded[0].state_dict(), result["agent"].policy.state_dict()
     assert before.keys() == after.keys()
     changed = {x for x, y in after.items() if not torch.equal(y, before[x])}
+    assert (result["run_dir"] / "adapter" / "adapter_model.safetensors").exists()
     assert changed == {x for x in before if "proj" in x}
 
 
@@ -787,8 +804,6 @@ def test_steps_are_those_of_adam_with_clipped_gradients(settings):
             twin.grad = halves.sum(0)
             x.grad = halves[0].clone()
         weights.accumulate()
-        for x, twin in zip(weights.copies, twins):
-            x.grad = twin.grad - weights.masters[0].new_tensor(0) - 0  # the other half
         for x, master, twin in zip(weights.copies, weights.masters, twins):
             x.grad = twin.grad - master.grad
         weights.accumulate()
@@ -828,7 +843,9 @@ slow_unless_shared = [
 def test_the_policy_waits_while_the_values_warm_up(run, loaded, value_model):
     before = loaded[0].state_dict()
     changes = {"value_model": value_model, "ent_coef": 0.1, "value_warmup": 1, "max_turns": 1}
-    warm = run(**changes)["agent"]
+    ppo.STOP.append(signal.SIGTERM)  # after the first of two iterations
+    warm = run(num_iterations=2, **changes)["agent"]
+    ppo.STOP.clear()
     assert all(torch.equal(x, before[name]) for name, x in warm.policy.state_dict().items())
     assert warm.value_head.weight.any()
     if value_model == "separate":
@@ -966,7 +983,8 @@ def test_a_saved_model_loads_in_transformers_and_says_the_same(run, folder, lora
     assert said == [generated(result["run_dir"] / "model", x, 6) for x in questions]
     assert said != [generated(folder, x, 6) for x in questions]
     assert said[0] == policy([{"role": "user", "content": questions[0]}])
-    assert len(ppo.load_policy(result["run_dir"], 20)("hello")) > 6 or "<eos>" in said
+    said, whole = (ppo.load_policy(result["run_dir"], x)(questions[0]) for x in (None, 20))
+    assert whole.startswith(said) and len(whole) > len(said)
 
 
 def test_a_run_is_evaluated_on_seeds_that_are_never_trained_on(run, monkeypatch, capsys):
@@ -984,7 +1002,8 @@ def test_a_run_is_evaluated_on_seeds_that_are_never_trained_on(run, monkeypatch,
     out = capsys.readouterr().out
     assert f"Return {np.mean(found):.5g} ± {np.std(found):.3g} in 5 held-out" in out
     assert "what is" in out
-    assert ppo.evaluate(result["run_dir"], 2, make=Chatty) is not found
+    ppo.evaluate(result["run_dir"], 2, make=Chatty)
+    assert {type(x.env) for x in plays[-1][-1]} == {Chatty}
 
 
 def test_flags_beside_evaluate_act_or_are_refused(cli, run, monkeypatch):
@@ -1264,11 +1283,15 @@ def test_prompts_of_a_file_are_trained_on_but_for_the_last_ones(run, monkeypatch
         ("--prompts x.jsonl", "--prompts FILE.jsonl and --reward MODULE:FUNCTION need each other"),
         ("--advantages group --group-size 3", "--group-size (3) must be 2 or more, and divide"),
         ("--advantages group --group-size 1", "--group-size (1) must be 2 or more, and divide"),
+        ("--value-warmup 1 --num-iterations 1", "--value-warmup must be less than --num-iter"),
+        (
+            "--env a:b --prompts good.jsonl --reward a:b",
+            "--env and --prompts are two tasks: choose one",
+        ),
         ("--num-minibatches 9", "--num-minibatches must not be more than --num-episodes."),
         ("--model nowhere/at-all", "--model nowhere/at-all could not be loaded: "),
         ("--env nowhere:make", "--env nowhere:make: there is no module nowhere: is it MODULE"),
         ("--env no.where:make", "--env no.where:make: there is no module no.where: is it MODULE"),
-        ("--env sum", "--env sum: there is no module sum: is it MODULE:FUNCTION?"),
         ("--env tiny_llm:nothing", "--env tiny_llm:nothing: tiny_llm has no function 'nothing'."),
         ("--env tiny_llm:EOS", "--env tiny_llm:EOS: tiny_llm has no function 'EOS'."),
         ("--device cuda", "--device cuda needs a GPU"),
@@ -1280,12 +1303,16 @@ def test_prompts_of_a_file_are_trained_on_but_for_the_last_ones(run, monkeypatch
         ("--prompts bad.jsonl --reward a:b", "--prompts bad.jsonl, line 4: Expecting"),
         ("--prompts short.jsonl --reward a:b", "short.jsonl needs two lines or more"),
         ("--prompts good.jsonl --reward nowhere:b", "--reward nowhere:b: there is no module"),
+        ("--prompts good.jsonl --reward operator:add", "--reward operator:add: missing a required"),
+        ("--prompts columns.jsonl --reward posixpath:join", "unexpected keyword argument 'y'"),
+        ("--prompts null.jsonl --reward a:b", 'null.jsonl, line 1 has no "prompt".'),
     ],
 )
 def test_a_mistake_is_a_sentence_that_names_the_flag(cli, flags, words, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     good = '{"prompt": "x"}\n'
     files = {"none": good + "{}\n", "list": good + "\n[1]\n", "bad": good * 3 + "{'x'}\n"}
+    files |= {"columns": '{"prompt": "x", "y": 1}\n' * 2, "null": "null\n"}
     for name, text in (files | {"short": good, "good": good * 2}).items():
         Path(f"{name}.jsonl").write_text(text)
     code, _, error = cli(flags)
@@ -1297,6 +1324,10 @@ def test_an_error_inside_of_an_own_module_keeps_its_traceback(cli):
     Path("my_game.py").write_text("import not_installed\n")
     with pytest.raises(ModuleNotFoundError, match="not_installed"):
         cli("--env my_game:make")
+    Path("broken_package").mkdir()
+    Path("broken_package/__init__.py").write_text("import not_installed\n")
+    with pytest.raises(ModuleNotFoundError, match="not_installed"):
+        cli("--env broken_package.game:make")
     Path("my_package").mkdir()
     Path("my_package/game.py").write_text("from tiny_llm import Talk as make\n")
     assert cli("--env my_package.game:make --num-iterations 1")[0] == 0
@@ -1322,6 +1353,19 @@ def test_a_reward_that_is_no_finite_number_names_the_episode(run, monkeypatch, r
 def test_a_message_that_is_no_text_names_the_episode(run, monkeypatch, message):
     monkeypatch.setattr(Talk, "reset", lambda self, **_: (message, {}))
     with pytest.raises(ppo.UsageError, match=r"Episode with seed \d+: its message is .* not text"):
+        run()
+
+
+@pytest.mark.parametrize(
+    ("name", "returned", "names"),
+    [
+        ("reset", "hello", "a message and an info"),
+        ("step", ("", 1.0, True, {}), "a message, a rew"),
+    ],
+)
+def test_an_environment_returns_what_gymnasiums_do(run, monkeypatch, name, returned, names):
+    monkeypatch.setattr(Talk, name, lambda *_, **__: returned)
+    with pytest.raises(ppo.UsageError, match=f"The environment must return {names}.*, not .*"):
         run()
 
 
@@ -1352,6 +1396,42 @@ def test_a_models_limit_may_stand_in_the_settings_of_its_text(settings, monkeypa
     loader = transformers.AutoModelForCausalLM
     monkeypatch.setattr(loader, "from_pretrained", lambda *_, **__: model)
     assert ppo.load_model(settings(), CPU)[1].limit == 77
+
+
+def test_layers_that_are_no_attention_are_refused(settings, monkeypatch):
+    import transformers
+
+    model = tiny_llm.make_model()
+    kinds = SimpleNamespace(layer_types=["full_attention", "linear_attention"])
+    model.config.get_text_config = lambda *_, **__: kinds
+    loader = transformers.AutoModelForCausalLM
+    monkeypatch.setattr(loader, "from_pretrained", lambda *_, **__: model)
+    with pytest.raises(ppo.UsageError, match=r"no attention: \{'linear_attention'\}"):
+        ppo.load_model(settings(), CPU)
+
+
+def test_a_damaged_model_is_a_sentence(tmp_path, cli, folder):
+    shutil.copytree(folder, tmp_path / "damaged")
+    weights = tmp_path / "damaged" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    code, _, error = cli(f"--model {tmp_path}/damaged")
+    assert code == 2 and "damaged could not be loaded: " in error and "Traceback" not in error
+
+
+def test_the_end_of_a_turn_ends_a_response_if_the_template_has_another_one(tmp_path, settings):
+    """As that of a base model that was trained on whole texts."""
+    template = tiny_llm.TEMPLATE.replace("<eos>", "<system>")
+    model = tiny_llm.write(tmp_path / "base", template=template)
+    _, chat, _ = ppo.load_model(settings(model=model), CPU)
+    assert chat.stops == {tiny_llm.WORDS.index(x) for x in ("<eos>", "<system>")}
+
+
+def test_a_template_that_refuses_messages_is_a_sentence(tmp_path, settings):
+    template = "{{ raise_exception('no system') if messages[0]['role'] == 'system' }}x"
+    model = tiny_llm.write(tmp_path / "refuses", template=template)
+    args = settings(model=model, env="sums", max_turns=1)
+    with pytest.raises(ppo.UsageError, match="chat template refuses the messages: no system"):
+        ppo.train(args)
 
 
 def test_the_default_model_needs_its_package(cli, monkeypatch):
