@@ -16,9 +16,9 @@ factor.
 
 The code follows OpenAI's ppo2 (openai/baselines@ea25b9e8) down to "The 37 Implementation Details of
 PPO" (Huang et al. 2022). Each detail is a comment above its line, with its settings in parentheses,
-its place in baselines/ in brackets, and its reason below. Details 23-31 are in
-ppo_continuous_action.py and 37 in ppo_multidiscrete.py. Compared with ppo_atari.py, this script has
-an LSTM in the agent, its state in `train`, and minibatches of whole games.
+its place in baselines/ (long paths: the end) in brackets, and its reason below. Details 23-31 are
+in ppo_continuous_action.py and 37 in ppo_multidiscrete.py. Compared with ppo_atari.py, this script
+has an LSTM in the agent, its state in `train`, and minibatches of whole games.
 
 An observation is one frame, and an action lasts four. On Linux, each core plays a share of the
 games. The LSTM has H = 128 units. Its state is one tensor (2, B, H): the outputs and the cells.
@@ -89,7 +89,7 @@ Tensors = dict[str, Tensor]
 UpdateArgs = SimpleNamespace  # settings whose floats are tensors, see `update_args`
 Saved = dict[str, Any]  # a checkpoint that `load_checkpoint` has read
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]  # --lr for --learning-rate
-LIMITS = {  # others: integers are at least 1, floats at least 0; the default itself is allowed too
+LIMITS = {  # others: integers are at least 1, floats at least 0; defaults of yours may be outside
     "gamma": (0, 1),
     "gae_lambda": (0, 1),
     "ent_coef": (-math.inf, math.inf),
@@ -488,7 +488,7 @@ def ppo_loss(agent: Agent, minibatch: Batch, args: UpdateArgs) -> tuple[Tensor, 
     advantages = minibatch.advantages
     advantages = normalize(advantages) if args.norm_adv else advantages
     pg_loss = policy_loss(logratio, advantages, args.clip_coef)
-    v_clip = args.clip_coef if args.clip_vloss else math.inf
+    v_clip = args.clip_coef if args.clip_vloss else math.inf  # which changes nothing
     v_loss = value_loss(values, minibatch.values, minibatch.returns, v_clip)
     # Detail 10/37: overall loss and entropy bonus (ent_coef, vf_coef) [ppo2/model.py L91]
     # The entropy bonus rewards randomness, so that the policy does not narrow too early.
@@ -562,7 +562,7 @@ class Parts(NamedTuple):
 
 
 def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[str, Any]:
-    """Do what `train` says, which closes what is put on `resources`, even after an error."""
+    """Do what `train` says. It closes what is put on `resources`, even after an error."""
     # --- Device and sizes ---
     device = choose_device(args)
     to_tensor = functools.partial(torch.tensor, dtype=torch.float32, device=device)
@@ -733,7 +733,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         # Extra: clip range annealing (clip_coef, anneal_clip) [ppo2/ppo2.py L137]
         # As the steps get smaller, the policy needs less room to move.
         clip_coef = args.clip_coef * (remaining if args.anneal_clip else 1.0)
-        update_args.clip_coef.fill_(clip_coef)  # anneal others that `update` reads likewise
+        update_args.clip_coef.fill_(clip_coef)  # fill others that `update` reads likewise
         update_args.learning_rate.fill_(learning_rate)
         # A recording reads the step size from the GPU.
         step_size = update_args.learning_rate if is_recorded else learning_rate
@@ -768,7 +768,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         metrics |= {
             "losses/explained_variance": 1 - (returns - values).var() / (returns.var() + 1e-8),
             "check/target_std": returns.std(),  # what explained variance is relative to
-            "check/value_bias": bias,  # large if the ends of episodes are handled wrongly
+            "check/value_bias": bias,  # nearly 0 once trained, if ends of episodes are right
             "check/update": (normalize(logratio) * normalize(advantages[:, :1])).mean(),  # positive
             "check/first_kl": mb_metrics[0]["losses/approx_kl"],  # 0 before the first step
             "check/entropy_share": metrics["losses/entropy"] / math.log(games.num_actions),
@@ -827,7 +827,7 @@ def recorded(function: Callable) -> Callable:
     """Record the kernels that `function` launches on a GPU, then replay them all at once.
 
     Launching kernels one by one takes longer than small networks take to compute. In HalfCheetah,
-    an H200 makes 9,481 steps/s with recordings, 5,316 without, and its processor alone 8,280.
+    an H200 makes 9,481 steps/s with recordings, 5,316 without; the processor beside it, 8,280.
     Inputs are copied to where the recording reads them, outputs from where it writes them.
     """
     graph = torch.cuda.CUDAGraph()
@@ -839,7 +839,7 @@ def recorded(function: Callable) -> Callable:
     def call(*inputs: Tensor) -> Tensors:
         nonlocal calls
         calls += 1
-        if calls == 4:  # what is compiled or allocated in the first calls cannot be recorded
+        if calls == 4:  # what the first three compile or allocate cannot be recorded
             recorded_inputs.extend(x.clone() for x in inputs)
             try:
                 with torch.cuda.graph(graph, stream=stream):
@@ -1083,7 +1083,7 @@ def open_run(
         run_dir.mkdir(parents=True, exist_ok=True)
         # The operating system frees this lock when the process ends, even if it is killed.
         resources.enter_context(filelock.FileLock(run_dir / "lock", timeout=0))
-        if not saved and any(run_dir.rglob("checkpoint.pt")):  # or runs in its subfolders
+        if not saved and any(run_dir.rglob("checkpoint.pt")):  # a recipe keeps one in a subfolder
             raise UsageError(f"{run_dir} has a run already: change --run-name, or --resume it.")
         writer = SummaryWriter(run_dir, purge_step=step + 1)  # hide lost steps
     except filelock.Timeout as error:
@@ -1152,7 +1152,7 @@ def save_checkpoint(run_dir: Path, state: dict[str, Any]) -> None:
 def load_checkpoint(run_dir: str | Path | Saved, agent_class: type[Agent] | None = None) -> Saved:
     """Everything a run has saved, with its `args` and `agent`. Loading it runs no code.
 
-    A run with another `agent_class` is loaded with it. `evaluate` and the like take the result.
+    Give it the `agent_class` that was trained. `evaluate` takes the result, and `train` uses it up.
     """
     if isinstance(run_dir, dict):  # it has been loaded
         return run_dir

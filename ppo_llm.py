@@ -84,7 +84,7 @@ class UsageError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    model: str = "smollm2"  # causal language model: a folder, or its name at Hugging Face
+    model: str = "smollm2"  # causal transformer: a folder, or its name at Hugging Face
     env: str = "sums"  # sums, or MODULE:FUNCTION, which makes an environment of text
     prompts: str | None = None  # instead of --env: a JSONL file, "prompt" and more in each line
     reward: str | None = None  # MODULE:FUNCTION(response, **other columns), for --prompts
@@ -539,7 +539,7 @@ def train(
 
 
 def learn(args: Args, make: Any, saved: dict, resources: ExitStack) -> dict[str, Any]:
-    """Do what `train` says, which closes what is put on `resources`, even after an error."""
+    """Do what `train` says. It closes what is put on `resources`, even after an error."""
     # --- Model, environments, and what has been done ---
     if WORLD_SIZE > 1:
         dist.init_process_group()

@@ -20,8 +20,8 @@ logits, and masks exclude the unused ones. The policy, the masks in `train`, `Ch
 
 The code follows OpenAI's ppo2 (openai/baselines@ea25b9e8) down to "The 37 Implementation Details of
 PPO" (Huang et al. 2022). Each detail is a comment above its line, with its settings in parentheses,
-its place in baselines/ in brackets, and its reason below. Details 14-22 are in ppo_atari.py, 23-25
-and 27 in ppo_continuous_action.py, and 32-36 in ppo_atari_lstm.py.
+its place in baselines/ (long paths: the end) in brackets, and its reason below. Details 14-22 are
+in ppo_atari.py, 23-25 and 27 in ppo_continuous_action.py, and 32-36 in ppo_atari_lstm.py.
 
 Differences from ppo2: time limits are not failures (unless `--truncation-is-terminal`); rewards are
 scaled with `--gamma`, not always 0.99; the KL is logged as k3 (`approx_kl`), not k2; orthogonal
@@ -70,7 +70,7 @@ UpdateArgs = SimpleNamespace  # settings whose floats are tensors, see `update_a
 Saved = dict[str, Any]  # a checkpoint that `load_checkpoint` has read
 EnvFactory = Callable[[], gym.Env]
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]  # --lr for --learning-rate
-LIMITS = {  # others: integers are at least 1, floats at least 0; the default itself is allowed too
+LIMITS = {  # others: integers are at least 1, floats at least 0; defaults of yours may be outside
     "gamma": (0, 1),
     "gae_lambda": (0, 1),
     "ent_coef": (-math.inf, math.inf),
@@ -127,7 +127,7 @@ class Args:
         check_settings(self)
         batch = self.num_steps * self.num_envs
         flag = "--num-steps * --num-envs"
-        if batch % self.num_minibatches or batch == self.num_minibatches:  # one sample has no std
+        if batch % self.num_minibatches or batch == self.num_minibatches:  # one sample has std 0
             raise UsageError(f"{flag} ({batch}) must be 2, 3, 4... times --num-minibatches.")
         if not batch <= self.total_timesteps < math.inf:
             raise UsageError(f"--total-timesteps must be finite, and at least {flag} ({batch}).")
@@ -314,7 +314,7 @@ def ppo_loss(agent: Agent, minibatch: Batch, args: UpdateArgs) -> tuple[Tensor, 
     advantages = minibatch.advantages
     advantages = normalize(advantages) if args.norm_adv else advantages
     pg_loss = policy_loss(logratio, advantages, args.clip_coef)
-    v_clip = args.clip_coef if args.clip_vloss else math.inf
+    v_clip = args.clip_coef if args.clip_vloss else math.inf  # which changes nothing
     v_loss = value_loss(values, minibatch.values, minibatch.returns, v_clip)
     # Detail 10/37: overall loss and entropy bonus (ent_coef, vf_coef) [ppo2/model.py L91]
     # The entropy bonus rewards randomness, so that the policy does not narrow too early.
@@ -390,7 +390,7 @@ def train(
     """
     # inference_mode(False) switches gradients on, even in `no_grad` of the caller.
     with torch.inference_mode(False), ExitStack() as resources:
-        take_process(resources)
+        take_process(resources)  # which puts back in the end what is set here
         torch.set_num_threads(1)  # more would not help networks of this size
         resources.enter_context(threadpoolctl.threadpool_limits(1, user_api="blas"))
         saved = load_checkpoint(resume, agent_class) if resume else {}
@@ -413,7 +413,7 @@ class Parts(NamedTuple):
 
 
 def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[str, Any]:
-    """Do what `train` says, which closes what is put on `resources`, even after an error."""
+    """Do what `train` says. It closes what is put on `resources`, even after an error."""
     # --- Device and sizes ---
     # Copied from ppo_continuous_action.py
     device = torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
@@ -458,11 +458,11 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         "step": torch.zeros((), dtype=torch.float64),  # float32 would round 1 - 0.999**step
     }
     adam = {name: x.to(device) for name, x in saved.get("adam", adam).items()}
-    # From here on, the parameters are views of this vector, which must only be changed in place.
+    # Parameters become views of this vector, with equal numbers. Only change it in place.
     nn.utils.vector_to_parameters(adam["weights"], agent.parameters())
     obs_stats = saved.get("obs_stats", RunningMeanStd(np.zeros(obs_size), np.ones(obs_size)))
     return_stats = saved.get("return_stats", RunningMeanStd(0.0, 1.0))
-    discounted_returns = np.zeros(args.num_envs)
+    discounted_returns = np.zeros(args.num_envs)  # sums of past rewards, as in ppo2
     episodes = saved.get("episodes", [])
     updates = saved.get("updates", [])
     global_step = updates[-1]["global_step"] if updates else 0
@@ -476,15 +476,15 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
     # Floats in `args` become tensors, which can change without compiling or recording again.
     update_args = SimpleNamespace(**vars(args))
     for field in dataclasses.fields(args):
-        if type(field.default) is float:
+        if type(field.default) is float:  # a user may have given an integer
             setattr(update_args, field.name, to_tensor(getattr(args, field.name)))
     adam_steps = num_iterations * args.update_epochs * args.num_minibatches
     compiles = pays_to_compile(args, adam_steps)
     fast_update = compiled(parts.update, device) if compiles else parts.update
 
     def epoch(minibatches: Tensor, *batch: Tensor) -> Tensors:  # `recorded` takes tensors only
-        calls = minibatches.split(STEPS_PER_CALL)
-        rows = [fast_update(agent, adam, Batch(*batch), x, update_args) for x in calls]
+        chunks = minibatches.split(STEPS_PER_CALL)
+        rows = [fast_update(agent, adam, Batch(*batch), x, update_args) for x in chunks]
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
     fast_epoch = recorded(epoch) if device.type == "cuda" else epoch
@@ -501,7 +501,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
 
     resources.push(say_where)  # called at the end, with the error if there is one
     replayed = bool(saved) and replay(envs, saved, raw_obs)  # which fills raw_obs
-    if replayed:
+    if replayed:  # the saved statistics have seen these observations
         discounted_returns = saved["discounted_returns"].numpy()
     else:
         rng = np.random.default_rng([args.seed, finished])
@@ -600,7 +600,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
             # Deviation: time limits are not failures (not truncation_is_terminal)
             # The episode would have gone on, so bootstrap from its last observation (ppo2 uses 0).
             next_values[truncated] = agent.get_value(to_tensor(final_obs[truncated]))
-            next_values[terminated] = 0.0
+            next_values[terminated] = 0.0  # last: both may be true
             batch_rewards = to_tensor(rewards)
             advantages = gae(
                 batch_rewards, values, next_values, to_tensor(done), args.gamma, args.gae_lambda
@@ -615,7 +615,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
         # Large steps make progress; small ones at the end average out noise.
         learning_rate = args.learning_rate * (remaining if args.anneal_lr else 1.0)
-        update_args.learning_rate.fill_(learning_rate)  # anneal others that `update` reads likewise
+        update_args.learning_rate.fill_(learning_rate)  # fill others that `update` reads likewise
         mb_metrics: list[Tensors] = []  # of each epoch, with one number per minibatch
         agent.train()
         for _ in range(args.update_epochs):
@@ -642,9 +642,9 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         metrics = means(mb_metrics) | {
             "losses/explained_variance": 1 - (returns - values).var() / (returns.var() + 1e-8),
             "check/target_std": returns.std(),  # what explained variance is relative to
-            "check/value_bias": bias,  # large if the ends of episodes are handled wrongly
-            "check/update": (normalize(logratio) * normalize(batch.advantages)).mean(),  # above 0
-            "check/acting": approx_kl(acting_logprobs - logprobs),  # 0 if they agree; no exact KL
+            "check/value_bias": bias,  # nearly 0 once trained, if ends of episodes are right
+            "check/update": (normalize(logratio) * normalize(batch.advantages)).mean(),  # positive
+            "check/acting": approx_kl(acting_logprobs - logprobs),  # 0 if they agree
             "check/first_kl": mb_metrics[0]["losses/approx_kl"][0],  # 0 before the first step
             "charts/learning_rate": learning_rate,
             "charts/SPS": batch_size / (time.perf_counter() - start_time),
@@ -673,7 +673,7 @@ def make_envs(
     resources: ExitStack, args: Args, count: int, env_factory: EnvFactory | None, **options: Any
 ) -> list["Recorder"]:
     """Make environments whose observations are vectors and whose actions are `Choices`."""
-    # Two warnings to ignore: papers use -v4 environments, and TensorFloat32 would round more.
+    # Ignore two warnings: papers use -v4, and TensorFloat32, which rounds more, is off on purpose.
     warnings.filterwarnings("ignore", message=".*is out of date|TensorFloat32")
     if ":" in args.env_id and not env_factory:
         import_named(args.env_id.partition(":")[0])
@@ -831,7 +831,7 @@ def vector(space: gym.Space, obs: Any) -> np.ndarray:
 
 # Copied from ppo_continuous_action.py
 class Recorder(gym.Wrapper):
-    """Records the episode: seed and actions (for `replay`), return, latest obs; info, for masks."""
+    """Records the episode: seed and actions, for `replay`; return; latest obs and info."""
 
     def begin(self, seed: int) -> np.ndarray:
         self.seed = seed
@@ -842,7 +842,7 @@ class Recorder(gym.Wrapper):
         return self.obs
 
     def step(self, action: np.ndarray) -> tuple:
-        if np.isnan(action[0]):  # NaN spreads from any input or weight to all actions
+        if np.isnan(action[0]):  # a NaN in an input, or in most weights, is in all actions
             cause = f"the observation {self.obs} is the cause, or training has diverged"
             raise UsageError(f"Action {len(self.actions)} of an episode is NaN: {cause}.")
         self.actions.append(action.copy())  # some environments change it
@@ -937,14 +937,14 @@ def take_process(resources: ExitStack) -> None:
 def pays_to_compile(args: Args, adam_steps: int) -> bool:
     """Whether to compile. `adam_steps` counts the whole run, so that a resume decides the same."""
     if args.compile == "auto" and adam_steps < COMPILE_FROM:
-        print("A run this short ends sooner if its update is not compiled (or --compile yes).")
+        print("A run this short ends sooner without compiling its update (--compile yes compiles).")
         return False
     return args.compile != "no"
 
 
 # Copied from ppo_continuous_action.py
 def compiled(function: Callable, device: torch.device) -> Callable:
-    """Compile `function` when it is first called. If that fails, say why and do without."""
+    """Compile `function` when it is first called. If this call fails, say why and do without."""
     current: Callable | None = None
 
     def call(*inputs: Any) -> Any:
@@ -973,7 +973,7 @@ def recorded(function: Callable) -> Callable:
     """Record the kernels that `function` launches on a GPU, then replay them all at once.
 
     Launching kernels one by one takes longer than small networks take to compute. In HalfCheetah,
-    an H200 makes 9,481 steps/s with recordings, 5,316 without, and its processor alone 8,280.
+    an H200 makes 9,481 steps/s with recordings, 5,316 without; the processor beside it, 8,280.
     Inputs are copied to where the recording reads them, outputs from where it writes them.
     """
     graph = torch.cuda.CUDAGraph()
@@ -985,7 +985,7 @@ def recorded(function: Callable) -> Callable:
     def call(*inputs: Tensor) -> Tensors:
         nonlocal calls
         calls += 1
-        if calls == 4:  # what is compiled or allocated in the first calls cannot be recorded
+        if calls == 4:  # what the first three compile or allocate cannot be recorded
             recorded_inputs.extend(x.clone() for x in inputs)
             try:
                 with torch.cuda.graph(graph, stream=stream):
@@ -1007,7 +1007,7 @@ def recorded(function: Callable) -> Callable:
     return call
 
 
-# === Metrics, logs, checkpoints: the same in all scripts for environments ===
+# === Metrics, logs, checkpoints ===
 # Copied from ppo_continuous_action.py
 
 SCRIPT = Path(globals().get("__file__", "notebook"))  # pasted into a notebook, it has no file
@@ -1073,7 +1073,7 @@ def open_run(
         run_dir.mkdir(parents=True, exist_ok=True)
         # The operating system frees this lock when the process ends, even if it is killed.
         resources.enter_context(filelock.FileLock(run_dir / "lock", timeout=0))
-        if not saved and any(run_dir.rglob("checkpoint.pt")):  # or runs in its subfolders
+        if not saved and any(run_dir.rglob("checkpoint.pt")):  # a recipe keeps one in a subfolder
             raise UsageError(f"{run_dir} has a run already: change --run-name, or --resume it.")
         writer = SummaryWriter(run_dir, purge_step=step + 1)  # hide lost steps
     except filelock.Timeout as error:
@@ -1138,7 +1138,7 @@ def save_checkpoint(run_dir: Path, state: dict[str, Any]) -> None:
 def load_checkpoint(run_dir: str | Path | Saved, agent_class: type[Agent] | None = None) -> Saved:
     """Everything a run has saved, with its `args` and `agent`. Loading it runs no code.
 
-    A run with another `agent_class` is loaded with it. `evaluate` and the like take the result.
+    Give it the `agent_class` that was trained. `evaluate` takes the result, and `train` uses it up.
     """
     if isinstance(run_dir, dict):  # it has been loaded
         return run_dir
@@ -1262,7 +1262,7 @@ def evaluate(
                 obs, *_ = env.step(policy(obs, mask))
                 progress.update()
             if not env.ended:
-                print(f"An episode was cut after {limit} steps: it has no time limit.")
+                print(f"An episode was cut after {limit} steps: no time limit is known.")
             returns.append(env.total)
     if video:
         print(f"Video: {folder}/rl-video-episode-0.mp4")

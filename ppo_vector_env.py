@@ -339,7 +339,7 @@ def learn(
     on_iteration: Callable[[dict[str, Any]], object] | None,
     resources: ExitStack,
 ) -> dict[str, Any]:
-    """Do what `train` says, which closes what is put on `resources`, even after an error."""
+    """Do what `train` says. It closes what is put on `resources`, even after an error."""
     # --- Device, simulator, and what has been done ---
     resources.callback(torch.set_num_threads, torch.get_num_threads())
     torch.set_num_threads(1)  # more would fight with the simulator's threads
@@ -375,7 +375,7 @@ def learn(
         "step": torch.zeros((), dtype=torch.float64),  # float32 would round 1 - 0.999**step
     }
     adam = {name: x.to(device) for name, x in saved.get("adam", adam).items()}
-    # From here on, the parameters are views of this vector, which must only be changed in place.
+    # Parameters become views of this vector, with equal numbers. Only change it in place.
     nn.utils.vector_to_parameters(adam["weights"], agent.parameters())
     learning_rate = args.learning_rate
     if saved and saved["args"].target_kl and learning_rate == saved["args"].learning_rate:
@@ -492,7 +492,7 @@ def learn(
         metrics = {name: torch.stack([row[name] for row in rows]).mean() for name in rows[0]} | {
             "losses/explained_variance": 1 - batch.advantages.var() / (batch.returns.var() + 1e-8),
             "check/target_std": batch.returns.std(),  # what explained variance is relative to
-            "check/update": (normalize(logratio) * normalize(batch.advantages)).mean(),  # above 0
+            "check/update": (normalize(logratio) * normalize(batch.advantages)).mean(),  # positive
             "check/first_kl": rows[0]["losses/approx_kl"],  # 0 before the first step
             "check/kl": (logratio.exp() - 1 - logratio).mean(),  # of the whole iteration
             **{name: x.detach() for name, x in agent.get_metrics().items()},
@@ -822,7 +822,7 @@ def check_settings(args: Args) -> None:
     if min(args.hidden, default=1) < 1:
         raise UsageError(f"--hidden {args.hidden} must be positive.")
     batch = args.num_steps * args.num_envs
-    if batch % args.num_minibatches or batch == args.num_minibatches:  # one sample has no std
+    if batch % args.num_minibatches or batch == args.num_minibatches:  # one sample has std 0
         flag = f"--num-steps * --num-envs ({batch})"
         raise UsageError(f"{flag} must be 2, 3, 4... times --num-minibatches.")
     if not batch * WORLD_SIZE <= args.total_timesteps < math.inf:
@@ -885,13 +885,13 @@ def pays_to_compile(args: Args, num_iterations: int) -> bool:
         return False
     adam_steps = num_iterations * args.update_epochs * args.num_minibatches
     if args.compile == "auto" and adam_steps < COMPILE_FROM:
-        print("A run this short ends sooner if its update is not compiled (or --compile yes).")
+        print("A run this short ends sooner without compiling its update (--compile yes compiles).")
         return False
     return args.compile != "no"
 
 
 def compiled(function: Callable, device: torch.device) -> Callable:
-    """Compile `function` when it is first called. If that fails, say why and do without."""
+    """Compile `function` when it is first called. If this call fails, say why and do without."""
     current: Callable | None = None
 
     def call(*inputs: Any) -> Any:
