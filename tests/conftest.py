@@ -4,6 +4,7 @@ What takes seconds is imported where it is used: the process that hands out the 
 """
 
 import functools
+import gc
 import importlib.util
 import inspect
 import os
@@ -30,6 +31,12 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "scripts(*names): those that the test runs on")
     config.addinivalue_line("markers", "scripts_with(*features): those that have all of them")
     config.addinivalue_line("markers", "slow_on(*names): scripts for which the test is slow")
+
+
+def pytest_collection_finish(session):
+    """What has been imported stays: to look for garbage among it took an eighth of the time."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_runtest_setup(item):

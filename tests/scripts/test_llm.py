@@ -1046,6 +1046,7 @@ def test_trls_grpo_gets_the_same_prompts_and_rewards(run, monkeypatch):
 
     plays = record(monkeypatch, ppo, "play")
     changes = {"env": "sums", "advantages": "group", "num_episodes": 64, "group_size": 8}
+    changes |= {"max_tokens": 1, "num_minibatches": 1, "microbatch_size": 64}
     run(num_iterations=2, max_turns=1, **changes)
     seeds = [x for call in plays[1:3] for x in call[3]]  # the first and last play is an evaluation
     rows = trl_grpo.sums(trl_grpo.Args(num_iterations=2))
