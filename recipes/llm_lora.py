@@ -4,7 +4,8 @@
 
 Adam then has only a few percent of the weights to keep. The reference of the KL is the model with
 its adapters switched off, which takes no memory. Adapters need a larger step size, and the saved
-model has them merged into its weights: it loads like any other.
+model has them merged into its weights: it loads like any other. The folder `adapter` beside it has
+them alone, and unrounded.
 """
 
 from typing import Any
