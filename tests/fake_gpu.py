@@ -100,6 +100,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, Operati
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    state = torch.zeros(1, dtype=torch.uint8)  # of its random numbers
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: state)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda x, device: None)
 
     def run(function, *args):
         operations = Operations()
