@@ -9,7 +9,7 @@ from benchmark.evidence.definitions import Suite
 from benchmark.lab.definitions import Folders
 from benchmark.lab.results import KEY, Result, by_environment
 
-POINTS = 13  # of a curve
+POINTS = 12  # of a curve
 STAGED = "; the curves are over the updates of training"
 # Columns of curves that are not shown, and neither are those with a slash: metrics that the
 # scripts no longer log.
