@@ -141,7 +141,7 @@ class Episode:
         self.rewards: list[float] = []  # one for each token that the model wrote
         self.logprobs: list[float] = []  # of the same tokens, as the sampler computed them
         self.turns, self.num_cut, self.done = 0, 0, False
-        message, _ = as_values(env.reset(seed=seed), "a message and an info")
+        message, _ = as_values(env.reset(seed=seed), 2, "a message and an info")
         messages = as_messages(message, seed)
         self.hear(messages, chat.begin(messages))
         if not self.tokens:
@@ -181,7 +181,7 @@ class Episode:
         self.turns += 1
         self.transcript.append(self.chat.decode(response))
         names = "a message, a reward, terminated, truncated and an info"
-        returned = as_values(self.env.step(self.transcript[-1]), names)
+        returned = as_values(self.env.step(self.transcript[-1]), 5, names)
         message, reward, terminated, truncated, _ = returned
         self.rewards[-1] = as_reward(reward, self.seed, self.turns)
         self.done = bool(terminated or truncated or self.turns == self.args.max_turns)
@@ -218,7 +218,8 @@ def respond(
     """
     device = seen.device
     # A window counts padding. Between tokens, it would push others out.
-    if seen.shape[1] > (window := window_of(model)) and (seen.diff(dim=1) < 0).any():
+    window = window_of(model)
+    if seen.shape[1] > window and (seen.diff(dim=1) < 0).any():
         problem = f"some layers of --model see {window} tokens, and padding counts among them"
         raise UsageError(f"In episodes of several turns, {problem}: use --sampling-batch 1.")
     tokens, added = pad_left([x.tokens[x.num_read :] for x in episodes], device)
@@ -749,9 +750,9 @@ class Chat:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
 
-def as_values(returned: Any, names: str) -> tuple:
-    """What an environment returned, if these are as many values as the names."""
-    if not isinstance(returned, tuple) or len(returned) != len(re.split(", | and ", names)):
+def as_values(returned: Any, count: int, names: str) -> tuple:
+    """What an environment returned, if these are so many values."""
+    if not isinstance(returned, tuple) or len(returned) != count:
         raise UsageError(f"The environment must return {names}, not {returned!r:.200}.")
     return returned
 
@@ -791,7 +792,7 @@ def pad_left(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tenso
 
 
 def window_of(model: Any) -> float:
-    """How many tokens before a place its layers see, where some do not see all."""
+    """The smallest number of tokens that a layer sees; infinity if all see the whole text."""
     from transformers import DynamicCache
 
     layers = DynamicCache(config=model.config).layers
@@ -896,13 +897,15 @@ def read_lines(path: str) -> list[tuple[Any, dict]]:
 def named(flag: str, name: str) -> Callable:
     """The function that MODULE:FUNCTION names. Errors inside of the module keep their traceback."""
     module, _, function = name.partition(":")
+    missing = UsageError(f"{flag} {name}: there is no module {module}: is it MODULE:FUNCTION?")
+    if not module or module.startswith("."):
+        raise missing
     try:
-        found = getattr(importlib.import_module(module or "?"), function, None)
+        found = getattr(importlib.import_module(module), function, None)
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):  # the module's own code needs another
             raise
-        hint = f"there is no module {module}: is it MODULE:FUNCTION?"
-        raise UsageError(f"{flag} {name}: {hint}") from error
+        raise missing from error
     if not callable(found):
         raise UsageError(f"{flag} {name}: {module} has no function {function!r}.")
     return found
@@ -1157,7 +1160,7 @@ def restore(weights: Weights, saved: dict, args: Args) -> None:
 def save_model(model: Any, adapter: Any, chat: Chat, folder: Path) -> None:
     """Write the policy as transformers and vLLM load it, adapters merged into the weights.
 
-    In bfloat16, that rounds small changes away: the folder `adapter` beside it has them as learned.
+    In bfloat16, merging rounds small changes away. The folder `adapter` has them as learned.
     """
     if adapter:
         adapter.save_pretrained(folder.with_name("adapter"))

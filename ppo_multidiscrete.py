@@ -314,7 +314,7 @@ def ppo_loss(agent: Agent, minibatch: Batch, args: UpdateArgs) -> tuple[Tensor, 
     advantages = minibatch.advantages
     advantages = normalize(advantages) if args.norm_adv else advantages
     pg_loss = policy_loss(logratio, advantages, args.clip_coef)
-    v_clip = args.clip_coef if args.clip_vloss else math.inf  # which changes nothing
+    v_clip = args.clip_coef if args.clip_vloss else math.inf  # inf: not clipped
     v_loss = value_loss(values, minibatch.values, minibatch.returns, v_clip)
     # Detail 10/37: overall loss and entropy bonus (ent_coef, vf_coef) [ppo2/model.py L91]
     # The entropy bonus rewards randomness, so that the policy does not narrow too early.

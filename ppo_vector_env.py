@@ -1052,8 +1052,7 @@ class Policy(nn.Module):
 
     `parts` are the names and sizes of what it sees. It takes them side by side, in this order, or
     all columns of the simulator, as tensors or as NumPy arrays; or a Dict that has these parts,
-    with a row for each robot.
-    It can be traced and scripted.
+    with a row for each robot. It can be traced and scripted.
     """
 
     def __init__(self, agent: Agent, layout: dict[str, Any], args: Args) -> None:

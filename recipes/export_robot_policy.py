@@ -9,7 +9,8 @@ The files take the columns that the policy sees, and no others, so what only the
 is not needed on a robot. Their names and sizes stand in policy.json, in order. Both files are
 checked: on 100 observations, their actions and those of `load_policy` must agree to 1e-5.
 
-For a robot, train with `--obs-std-floor 0.01`: an input that hardly varied then cannot explode.
+For a robot, train with `--obs-std-floor 0.01`: an input that hardly varied in training then stays
+small when it is slightly off.
 """
 
 import argparse

@@ -4,8 +4,8 @@
 
 A window is for Gymnasium's simulators, and for one of your own whose `make` takes
 `render_mode="human"` and gives it to what it returns. Others, as EnvPool's, are filmed: their
-`render` returns pictures, of each environment or of all at once.
-Without a GPU, MuJoCo draws a few frames per second: `--steps 200` is a short film.
+`render` returns pictures, of each environment or of all at once. Without a GPU, MuJoCo draws a few
+frames per second: `--steps 200` is a short film.
 """
 
 import argparse

@@ -176,9 +176,12 @@ def test_episodes_of_a_group_begin_alike_and_have_noise_of_their_own(loaded, set
     assert len({tuple(x.tokens) for x in found}) == 8
 
 
-def test_another_seed_of_a_run_gives_other_samples(loaded, settings):
-    one, two = (played(loaded, settings(seed=x), seeds=range(4)) for x in (1, 2))
-    assert all(x.tokens != y.tokens for x, y in zip(one, two))
+def test_a_sample_does_not_depend_on_the_episodes_next_to_it(loaded, settings):
+    both, args = played(loaded, settings(), seeds=range(4)), settings(sampling_batch=1)
+    alone = [played(loaded, args, seeds=[seed])[0] for seed in range(4)]
+    assert [x.tokens for x in both] == [x.tokens for x in alone]
+    other = played(loaded, settings(seed=2), seeds=range(4))
+    assert all(x.tokens != y.tokens for x, y in zip(both, other))
 
 
 def test_a_window_sees_as_many_tokens_in_the_sampler_as_in_training(settings):
@@ -608,7 +611,8 @@ def test_what_is_learned_from_each_token(run, monkeypatch, loaded, advantages):
         assert row.get("charts/equal_groups", np.mean(equal)) == np.mean(equal)
 
 
-def test_equal_groups_are_counted(run, monkeypatch):
+@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+def test_equal_groups_are_counted(run, monkeypatch, kl_coef):
     """Also where their KL to the first model, which is in the rewards, differs."""
     monkeypatch.setattr(Talk, "step", lambda self, text: ("", 0.1, True, False, {}))
     read = ppo.read
@@ -618,7 +622,7 @@ def test_equal_groups_are_counted(run, monkeypatch):
         return [logprobs + 1e-4 * torch.rand_like(logprobs), *others]
 
     monkeypatch.setattr(ppo, "read", differ)
-    (row,) = run(advantages="group", kl_coef=0.1)["updates"]
+    (row,) = run(advantages="group", kl_coef=kl_coef)["updates"]
     assert row["charts/equal_groups"] == 1 and row["losses/grad_norm"] == 0
 
 
@@ -1293,6 +1297,9 @@ def test_prompts_of_a_file_are_trained_on_but_for_the_last_ones(run, monkeypatch
         ("--model nowhere/at-all", "--model nowhere/at-all could not be loaded: "),
         ("--env nowhere:make", "--env nowhere:make: there is no module nowhere: is it MODULE"),
         ("--env no.where:make", "--env no.where:make: there is no module no.where: is it MODULE"),
+        ("--env sum", "--env sum: there is no module sum: is it MODULE:FUNCTION?"),
+        ("--env :make", "--env :make: there is no module : is it MODULE:FUNCTION?"),
+        ("--env .game:make", "--env .game:make: there is no module .game: is it MODULE"),
         ("--env tiny_llm:nothing", "--env tiny_llm:nothing: tiny_llm has no function 'nothing'."),
         ("--env tiny_llm:EOS", "--env tiny_llm:EOS: tiny_llm has no function 'EOS'."),
         ("--device cuda", "--device cuda needs a GPU"),

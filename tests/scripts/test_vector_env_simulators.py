@@ -64,6 +64,7 @@ REFUSED = [
     (HERE + "nothing", "vector_simulators has no function make_nothing: is it MODULE:FUNCTION?"),
     (HERE + "none", "make_none returned a NoneType, which lacks some of reset, step, close"),
     (HERE + "nested", "Observations policy have parts themselves: concatenate them."),
+    (HERE + "four", "step must return obs, rewards, terminated, truncated and infos."),
     (HERE + "four", "returned 4; for rsl_rl's four values see recipes/rsl_rl_simulator.py."),
     (HERE + "seedless", "make_seedless: reset(seed=...) has got an unexpected keyword argument"),
     (HERE + "one", "obs has shape (4,): it must have a row for each of 6."),

@@ -5,6 +5,8 @@ from benchmark.evidence.definitions import Suite, Variant
 LLM = "ppo_llm.py"
 GROUP = "--advantages group"
 GAME = "--env recipes.llm_game:RunningTotal --max-turns 3 --max-tokens 9"
+# The script counts iterations, not steps; checkpoint and model of a run are 2 GB.
+COMMON = {"total_timesteps": None, "keeps_weights": False}
 
 SUITES = (
     Suite(
@@ -13,8 +15,7 @@ SUITES = (
         environments={"sums": (1, 2, 3, 4, 5)},
         variants={"": Variant(LLM, "", "PPO"), "group": Variant(LLM, GROUP, "GRPO")},
         figures=("curves", "minutes"),
-        total_timesteps=None,  # it counts iterations
-        keeps_weights=False,  # 2 GB each
+        **COMMON,
     ),
     Suite(
         name="llm_steps",
@@ -28,8 +29,7 @@ SUITES = (
         },
         baseline=("llm_sums", ""),
         baseline_label="PPO, step size 2e-5",
-        total_timesteps=None,
-        keeps_weights=False,
+        **COMMON,
     ),
     Suite(
         name="llm_values",
@@ -44,8 +44,7 @@ SUITES = (
         },
         baseline=("llm_sums", ""),
         baseline_label="PPO",
-        total_timesteps=None,
-        keeps_weights=False,
+        **COMMON,
     ),
     Suite(
         name="llm_trl",
@@ -55,8 +54,7 @@ SUITES = (
         baseline=("llm_sums", "group"),
         baseline_label="GRPO",
         figures=("curves",),
-        total_timesteps=None,
-        keeps_weights=False,
+        **COMMON,
     ),
     Suite(
         name="llm_game",
@@ -64,7 +62,6 @@ SUITES = (
         environments={"running total": (1, 2, 3)},
         variants={"": Variant(LLM, GAME, "PPO"), "group": Variant(LLM, f"{GAME} {GROUP}", "GRPO")},
         figures=("curves", "minutes"),
-        total_timesteps=None,
-        keeps_weights=False,
+        **COMMON,
     ),
 )
