@@ -758,6 +758,8 @@ def make_envs(
 # Copied from ppo_continuous_action.py
 def import_named(module: str) -> None:
     """Import the module of --env-id MODULE:NAME. One that does not exist is the user's mistake."""
+    if not module or module.startswith("."):
+        raise UsageError(f"--env-id: there is no module {module!r}.")
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -722,6 +722,8 @@ def given_to(maker: Any) -> str:
 
 def import_named(module: str, flag: str) -> Any:
     """Import a module that a flag names. What is missing inside of it keeps its traceback."""
+    if not module or module.startswith("."):
+        raise UsageError(f"{flag}: there is no module {module!r}: is it MODULE:FUNCTION?")
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

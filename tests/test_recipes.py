@@ -152,6 +152,7 @@ def test_a_pasted_recipe_does_what_the_imported_one_does(name, pasted, duel):
         assert tables[0] == tables[1] and tables[0].count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo", "dpo"])
 def test_a_pasted_recipe_for_language_models_does_what_the_imported_one_does(name, pasted):
     script, mine = SCRIPTS[name], pasted(f"{name}_on_reviews")
@@ -298,6 +299,7 @@ def test_evaluation_does_not_change_training_and_a_resumed_run_keeps_the_best(mo
     assert Path("runs/whole/evaluations.csv").read_text() == "128,-3.0\n256,-4.0\n"
 
 
+@pytest.mark.slow
 def test_simulators_in_other_processes_train_the_same_policy_to_the_bit(pasted):
     make = functools.partial(gym.make, "Pendulum-v1")  # needs no PyTorch in the other processes
     alone = ppo.train(TINY, make)
@@ -421,6 +423,7 @@ def test_another_network_trains_acts_and_is_loaded():
     assert len(ppo.evaluate(bigger_network.load_checkpoint("runs/bigger"), episodes=1)) == 1
 
 
+@pytest.mark.slow
 def test_the_bonus_falls_where_much_has_been_seen_and_is_not_in_the_return():
     novelty, rng = curiosity.Novelty(2, seed=0), np.random.default_rng(0)
     for _ in range(1000):
@@ -459,6 +462,7 @@ def test_an_agent_that_ends_early_waits_for_the_others(duel):
     assert [x[2:4] for x, _ in steps] == [(False, False)] * 4 + [(False, True)]
 
 
+@pytest.mark.slow
 def test_bad_runs_of_a_search_are_stopped_and_the_others_stay_the_same(monkeypatch):
     optuna = search_with_pruning.optuna
     settings = dataclasses.replace(
@@ -531,6 +535,7 @@ def test_curiosity_finds_the_corner_that_the_script_does_not_find():
     assert np.mean([x["return"] for x in curious[-100:]]) > 0.8
 
 
+@pytest.mark.slow
 def test_the_point_of_the_own_environment_learns_to_stay_at_0():
     fast = {"compile": "no", "num_minibatches": 4, "update_epochs": 4, "learning_rate": 3e-3}
     settings = dataclasses.replace(own_environment.SETTINGS, **fast)

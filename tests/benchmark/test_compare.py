@@ -19,6 +19,7 @@ from benchmark.lab import compare, logs, plots, statistics
 from benchmark.lab.provenance import BenchmarkError
 
 
+@pytest.mark.slow
 def test_a_log_of_stable_baselines3_is_compared_and_checked(tmp_path, command, drawn):
     size = {"n_steps": 256, "batch_size": 256, "n_epochs": 1, "device": "cpu"}
     PPO("MlpPolicy", PENDULUM, seed=0, tensorboard_log="sb3", **size).learn(512)

@@ -51,6 +51,7 @@ def test_results_do_not_depend_on_the_number_of_processes_and_threads(script, se
     assert_same_runs(one, many)
 
 
+@pytest.mark.slow
 @scripts("atari")
 def test_a_process_plays_a_real_game_as_the_first_one_does(script, settings, monkeypatch):
     """A time limit ends games in every rollout."""

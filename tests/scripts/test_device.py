@@ -51,6 +51,7 @@ def test_what_cannot_be_recorded_runs_as_it_is_and_says_so_once(script, recordin
 
 
 @scripts_with("language")
+@slow_on("grpo", "dpo")
 def test_language_models_on_the_gpu_learn_what_they_do_on_the_processor(script, gpu, monkeypatch):
     """Best-of-n sampling too. What is saved loads without a GPU."""
     changes = {"num_pairs": 14, "reward_epochs": 1, "num_updates": 1, "update_epochs": 1}
@@ -74,6 +75,7 @@ def test_language_models_on_the_gpu_learn_what_they_do_on_the_processor(script, 
         script.args(device="cuda")
 
 
+@pytest.mark.slow
 def test_grpo_minimal_on_the_gpu_learns_what_it_does_on_the_processor(gpu, monkeypatch):
     respond = grpo_minimal.respond
     monkeypatch.setattr(grpo_minimal, "respond", lambda model, x, n: respond(model, x[:32], n))
@@ -86,7 +88,7 @@ def test_grpo_minimal_on_the_gpu_learns_what_it_does_on_the_processor(gpu, monke
 
 
 @scripts_with("environments")
-@slow_on("kl_penalty")
+@slow_on("kl_penalty", "multidiscrete", "lstm")
 def test_a_run_on_the_gpu_that_is_there_is_that_of_the_processor(
     script, tiny, gpu, recordings, monkeypatch
 ):
@@ -111,6 +113,7 @@ def test_a_run_on_the_gpu_that_is_there_is_that_of_the_processor(
 
 
 @scripts_with("games")
+@slow_on("lstm")
 def test_a_recording_reads_the_same_tensors_in_every_iteration_and_they_change(
     script, tiny, gpu, recordings, monkeypatch, recwarn
 ):

@@ -297,6 +297,7 @@ def test_pairs_of_the_same_text_are_left_out_of_the_accuracy_and_counted(finishe
         rlhf.of_different_texts(rlhf.Pairs(prompts, rejected, rejected))
 
 
+@pytest.mark.slow
 def test_one_beta_of_each_kind_is_compared_and_the_others_settings_stay(monkeypatch):
     trained = record(monkeypatch, rlhf, "train_ppo")
     settings = {"kl_mode": "fixed", "kl_coef": 0.3, "num_updates": 1, "gamma": 0.9}

@@ -27,6 +27,8 @@ from benchmark.evidence.tags import tags_of
 LINES = {  # what is refused -> a word of the sentence
     "--env-id Nothing-like-this": "Nothing-like-this",
     "--env-id no_such_module:Arm-v0": "no_such_module",
+    "--env-id .arm:Arm-v0": ".arm",
+    "--env-id :Arm-v0": "--env-id",
     "--num-steps many": "num-steps",
     "--gamma 1.5": "--gamma (1.5) must be from 0 to 1",
     "--no-such-flag 1": "no-such-flag",

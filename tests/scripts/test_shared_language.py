@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 import torch
 import wandb
-from adapters import SCRIPTS, scripts, scripts_with
+from adapters import SCRIPTS, scripts, scripts_with, slow_on
 from helpers import curves, flags, louder, record, record_steps, same_weights, seeded
 from torch import nn
 
 
 @scripts("grpo", "dpo")
+@slow_on("dpo")
 def test_stages_and_evaluation_are_those_of_ppo_to_the_bit(script, finished, finished_runs):
     ppo = finished_runs("rlhf")
     policy, learned = finished.reference.policy, finished.preferences.learned
@@ -153,6 +154,7 @@ def test_nan_stops_the_run_with_a_sentence(script, judges, monkeypatch):
 
 
 @scripts_with("language")
+@slow_on("grpo", "dpo")
 def test_a_command_makes_the_run_of_its_settings_and_leaves_what_happened(
     script, finished, cli, monkeypatch
 ):

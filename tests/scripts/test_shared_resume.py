@@ -214,6 +214,7 @@ def test_a_signal_that_is_ignored_stays_so(script, cli, monkeypatch, hangup):
 
 
 @scripts("continuous", "vector_env", "atari", "lstm")
+@slow_on("lstm")
 def test_the_last_episodes_are_kept_and_the_log_has_the_means_of_all(script, tiny, monkeypatch):
     whole = script.module.train(tiny("Walk", total_timesteps=160))
     monkeypatch.setattr(script.module, "EPISODES_KEPT", 3)

@@ -7,7 +7,7 @@ import fake_envs
 import numpy as np
 import pytest
 import torch
-from adapters import counter_episode, scripts, scripts_with
+from adapters import counter_episode, scripts, scripts_with, slow_on
 from helpers import same_weights
 
 from benchmark.evidence.vectors import scale_rewards
@@ -32,6 +32,7 @@ def test_rollouts_continue_where_the_last_one_ended(script, tiny, recorded):
     ("end", "as_ppo2"),
     [("Truncated", False), ("Truncated", True), ("Terminated", False), ("Both", False)],
 )
+@slow_on("kl_penalty", "multidiscrete")
 def test_bootstrap_is_the_value_of_the_own_successor(script, tiny, recorded, end, as_ppo2):
     """A time limit leaves the value of the final observation; a failure, or both, nothing."""
     settings = {"truncation_is_terminal": as_ppo2, "learning_rate": 0.0, "gamma": 0.9}
@@ -153,6 +154,7 @@ OTHERS = {"clip_reward": 0.1, "adam_eps": 0.1, "gae_lambda": 0.5, "gamma": 0.5, 
 
 
 @scripts("continuous", "atari", "lstm")
+@slow_on("lstm")
 def test_settings_reach_the_update(script, tiny):
     """Those that no other test of the loop varies."""
     settings = {"learning_rate": 0.02, "total_timesteps": 32}

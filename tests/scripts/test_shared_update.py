@@ -6,7 +6,7 @@ import fake_envs
 import numpy as np
 import pytest
 import torch
-from adapters import scripts, scripts_with
+from adapters import scripts, scripts_with, slow_on
 from helpers import flags, record, same_weights
 
 
@@ -25,6 +25,7 @@ def double_sum(rewards, values, next_values, done, gamma, gae_lambda):
 
 @scripts_with("environments")
 @pytest.mark.parametrize("annealed", [True, False])
+@slow_on("kl_penalty", "lstm")
 def test_step_size_and_clip_range_fall_linearly_and_are_held_within_an_iteration(
     script, tiny, recorded, annealed
 ):
@@ -182,6 +183,7 @@ def test_the_gradient_as_a_whole_is_scaled_down_to_the_limit(script, tiny, recor
 
 
 @scripts("continuous", "atari", "lstm")
+@slow_on("lstm")
 def test_early_stop_kl_compares_the_mean_of_the_last_epoch(script, tiny, recorded):
     settings = {"total_timesteps": 32, "update_epochs": 8, "learning_rate": 3e-4}
     args = tiny("Walk", **settings)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import threadpoolctl
 import torch
-from adapters import SCRIPTS, scripts, scripts_with
+from adapters import SCRIPTS, scripts, scripts_with, slow_on
 from helpers import curves, flags, same_weights
 
 import ppo_continuous_action as ppo
@@ -162,6 +162,7 @@ def test_the_text_of_a_script_works_where_it_has_no_file(script, monkeypatch):
 
 
 @scripts_with("environments")
+@slow_on("kl_penalty", "lstm")
 def test_another_agent_and_another_way_to_step_are_arguments(script, tiny):
     module, counted = script.module, []
 

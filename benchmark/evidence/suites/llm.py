@@ -64,4 +64,37 @@ SUITES = (
         figures=("curves", "minutes"),
         **COMMON,
     ),
+    Suite(
+        name="llm_game_steps",
+        reproduces="the game with half and twice the step size, for PPO and for GRPO",
+        environments={"running total": (1, 2)},
+        variants={
+            "half": Variant(LLM, f"{GAME} --learning-rate 1e-5", "PPO, step size 1e-5"),
+            "double": Variant(LLM, f"{GAME} --learning-rate 4e-5", "PPO, step size 4e-5"),
+            "group-half": Variant(
+                LLM, f"{GAME} {GROUP} --learning-rate 1e-5", "GRPO, step size 1e-5"
+            ),
+            "group-double": Variant(
+                LLM, f"{GAME} {GROUP} --learning-rate 4e-5", "GRPO, step size 4e-5"
+            ),
+        },
+        baseline=("llm_game", ""),
+        baseline_label="PPO, step size 2e-5",
+        **COMMON,
+    ),
+    Suite(
+        name="llm_game_values",
+        reproduces="the game with other sources of values, and another lambda",
+        environments={"running total": (1, 2)},
+        variants={
+            "detached": Variant(LLM, f"{GAME} --value-model detached", "values read only"),
+            "separate": Variant(
+                LLM, f"{GAME} --value-model separate", "values have a trunk of their own"
+            ),
+            "lambda1": Variant(LLM, f"{GAME} --gae-lambda 1", "policy's lambda 1"),
+        },
+        baseline=("llm_game", ""),
+        baseline_label="PPO",
+        **COMMON,
+    ),
 )
