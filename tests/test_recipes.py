@@ -163,6 +163,7 @@ def test_a_pasted_recipe_for_language_models_does_what_the_imported_one_does(nam
     assert imported["updates"] == found["updates"] and imported["results"] == found["results"]
 
 
+@pytest.mark.slow
 def test_a_pasted_recipe_with_the_scripts_last_lines_runs_from_the_command_line(run_file, tmp_path):
     path = tmp_path / "curious.py"
     path.write_text(paste("curiosity", keep_main=True))

@@ -457,6 +457,7 @@ def test_names_comments_and_the_order_of_functions_do_not_matter(compare):
     assert code == 1 and "`delta` in `gae`" in said and f"{END}fails." in said
 
 
+@pytest.mark.slow
 def test_the_original_is_found_and_its_lines_are_shown(compare):
     text = diff.originals(Path("mine.py"))[ROOT / "ppo_minimal.py"]
     Path("next_to_copy.py").touch()  # which gymnasium imports

@@ -63,7 +63,9 @@ def test_seeds_makes_all_runs_once_and_shows_them(forked, drawn):
     assert "Error: runs/mine has runs with other flags: give another --name." in text
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
+)
 def test_interrupted_seeds_end_their_scripts_and_the_same_command_continues(hangup, forked, number):
     words, names = (*MINE, "--seeds", "7", "9"), ["A-v1/seed7", "A-v1/seed9"]
     process, _ = forked.start_until(7, *words, names=names)

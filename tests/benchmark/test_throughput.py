@@ -103,6 +103,7 @@ log.close()
 """
 
 
+@pytest.mark.slow
 def test_another_projects_script_is_measured_if_its_file_is_given(measure, tmp_path):
     theirs = Entry("CleanRL", 50, "--env-id X", "c/p.py", "cleanrl")
     both = {"continuous": Measurement("Two", (*measurement(30).entries, theirs))}

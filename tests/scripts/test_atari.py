@@ -167,8 +167,8 @@ def test_processes_and_threads_are_not_more_than_the_cores_that_may_be_used(scri
     assert names["GAME_PROCESSES"] == 3 and vars(names["Args"]()) == settings
 
 
+@pytest.mark.slow
 @scripts_with("games")
-@slow_on("lstm")
 def test_flags_change_the_game_that_is_evaluated_and_filmed(script, tiny, cli, monkeypatch):
     script.module.train(tiny("Walk", total_timesteps=32))
     monkeypatch.setattr(script.module, "MAX_GAME_STEPS", 4)

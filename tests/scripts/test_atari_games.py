@@ -104,8 +104,13 @@ def test_an_error_in_an_update_or_a_game_is_raised_whoever_plays_it(
     assert children() == before
 
 
+OTHERS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+
+
 @scripts("atari")
-@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "kind", [signal.SIGKILL, *(pytest.param(x, marks=pytest.mark.slow) for x in OTHERS)]
+)
 def test_when_the_learner_is_killed_its_processes_end(
     script, settings, monkeypatch, capfd, request, hangup, kind
 ):

@@ -1044,6 +1044,7 @@ def test_an_own_simulator_gives_the_run_its_name(settings):
         assert ppo.name_of(maker, Own()).endswith(name)
 
 
+@pytest.mark.slow
 def test_trls_grpo_gets_the_same_prompts_and_rewards(run, monkeypatch):
     """The benchmark's baseline, without TRL, which is not installed."""
     from benchmark.evidence.baselines import trl_grpo

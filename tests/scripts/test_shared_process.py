@@ -108,6 +108,7 @@ def test_dropout_is_on_in_updates_only(script, tiny, monkeypatch):
 
 
 @scripts("continuous", "vector_env", "atari", "lstm")
+@slow_on("atari", "lstm")
 def test_on_iteration_gets_what_train_returns_and_may_end_the_run(script, tiny):
     seen = []
 

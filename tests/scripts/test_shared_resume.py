@@ -63,6 +63,7 @@ def content(run_dir):
 
 @scripts_with("environments")
 @pytest.mark.parametrize("kill_step", [110, pytest.param(140, marks=pytest.mark.slow)])
+@slow_on("kl_penalty", "multidiscrete")
 def test_a_killed_run_goes_on_bit_for_bit_and_its_curves_have_each_step_once(
     script, tiny, monkeypatch, kill_step
 ):
