@@ -43,9 +43,9 @@ def make_model(kind="Llama", **changes):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         config = getattr(transformers, f"{kind}Config")(**settings)
-        model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
         with torch.no_grad():
-            model.lm_head.weight[0] *= 2.5
+            model.get_output_embeddings().weight[0] *= 2.5
         return model
 
 

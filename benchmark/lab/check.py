@@ -83,7 +83,15 @@ SUMS = (  # of grpo_minimal.py
     Rule("grpo/reward", -INF, 0.0, 10, "", "No response is right: train SFT longer, or check the reward.", "RLHF: no response earns a reward"),
     Rule("grpo/kl", -INF, 1e-3, 10, "", REFERENCE, "RLHF: exact KL 0"),
 )
+CONVERSATIONS = (  # of ppo_llm.py
+    Rule(KL, -INF, 1e-12, 10, LOST, "The KL is 0: is the ratio always 1? Does the optimizer have the policy's weights?", RATIO),
+    Rule(KL, 0.05, INF, 10, LOST, "Updates are large. If the return falls, lower --learning-rate.", "KL and clip fraction jump from the first update"),
+    Rule(EXPLAINED, -0.06, 0.06, 20, VARYING, "Values explain nothing of their targets: raise --value-lr or --vf-coef, or use --advantages group.", "explained variance near 0, gradient norm low"),
+    Rule("check/first_kl", 1e-2, INF, 0, "", "The batch is not what the policy saw: check masks, temperature and dropout.", "`check/first_kl` above 0"),
+    Rule("check/sampling", 0.1, INF, 0, "", "The sampler's probabilities are not those that are trained: try --sampling-batch 1, which needs no padding.", "`check/sampling` above 0.1"),
+)
 KINDS = {"rewards/accuracy": DPO, "losses/k3": GRPO, "objective/kl_exact": RLHF, "grpo/kl": SUMS}
+KINDS |= {"check/sampling": CONVERSATIONS}
 # ruff: enable[E501]
 # fmt: on
 # Where metrics are in most healthy runs; without a range, where no rule applies.

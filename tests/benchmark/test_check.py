@@ -22,6 +22,7 @@ RULES = {
     "ppo_rlhf_toy.py": check.RLHF,
     "recipes/grpo_on_reviews.py": check.GRPO,
     "recipes/dpo_on_reviews.py": check.DPO,
+    "ppo_llm.py": check.CONVERSATIONS,
 }
 SCRIPTS = sorted({x.name for x in ROOT.glob("*.py") if "minimal" not in x.name} | RULES.keys())
 
@@ -279,17 +280,21 @@ def test_a_run_of_dpo_that_prefers_the_rejected_answers_is_unhealthy():
     assert rows["rewards/margin"].endswith(" healthy")
 
 
+def test_a_sampler_that_counts_padding_is_named():
+    metrics = {"check/sampling": values(0.14, 0.01), "losses/approx_kl": values(0.01, 0.01)}
+    text = check.report([run_of(metrics, steps=64 * np.arange(1, 41))])
+    assert "unhealthy at 64" in text and "try --sampling-batch 1" in text
+    assert "check/value_bias" not in text and "DEBUGGING.md: `check/sampling` above 0.1" in text
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_each_script_logs_what_its_rules_are_for(name):
     rules = RULES.get(name, check.ENVIRONMENTS)
     metrics = {x for x in (ROOT / name).read_text().split('"') if "/" in x and " " not in x}
     assert check.rules_of(pd.Index(metrics)) is rules
-    without = {"ppo_vector_env.py": {"check/value_bias"}}
-    # Of language models, neither is logged: another pass over all tokens would take long.
-    without["ppo_llm.py"] = {"check/value_bias", "check/update"}
-    also = without.get(name, set())
+    also = {"check/value_bias"} if name == "ppo_vector_env.py" else set()
     assert {*check.metrics_of(rules)} - metrics <= {"check/acting", *also}
-    assert (check.TARGETS in metrics) == (rules is check.ENVIRONMENTS)
+    assert (check.TARGETS in metrics) == (rules in (check.ENVIRONMENTS, check.CONVERSATIONS))
 
 
 def test_stages_of_rlhf_are_found_and_others_are_not(tmp_path):

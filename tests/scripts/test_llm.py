@@ -199,6 +199,31 @@ def test_a_window_sees_as_many_tokens_in_the_sampler_as_in_training(settings):
         played(loaded, settings())
 
 
+FAMILIES = (
+    "GPT2",
+    "OPT",
+    "Bloom",
+    "StableLm",
+    "GPTNeoX",
+    "Phi",
+    "Qwen3",
+    "Gemma2",
+    "Olmo2",
+    "GptOss",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_models_of_other_families_are_sampled_as_they_are_trained(run, tmp_path, kind):
+    """They find positions and padding in their own ways, or have experts."""
+    sizes = {"head_dim": 16, "sliding_window": 300, "num_local_experts": 4, "ffn_dim": 96}
+    model = tiny_llm.write(tmp_path / "model", kind=kind, word_embed_proj_dim=64, **sizes)
+    for settings in ({}, {"lora_rank": 2, "kl_coef": 0.1}, {"gradient_checkpointing": True}):
+        found = run(model=model, num_iterations=2, **settings)
+        assert max(x["check/sampling"] for x in found["updates"]) < 1e-5
+
+
 def scripted(monkeypatch, *words):
     """The model writes these words, the same in all episodes."""
     ids = iter([tiny_llm.WORDS.index(word) for word in words])
