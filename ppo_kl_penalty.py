@@ -71,13 +71,8 @@ UpdateArgs = SimpleNamespace  # settings whose floats are tensors, see `update_a
 Saved = dict[str, Any]  # a checkpoint that `load_checkpoint` has read
 EnvFactory = Callable[[], gym.Env]
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]  # --lr for --learning-rate
-LIMITS = {  # others: integers are at least 1, floats at least 0; defaults of yours may be outside
-    "gamma": (0, 1),
-    "gae_lambda": (0, 1),
-    "ent_coef": (-math.inf, math.inf),
-    "seed": (0, 2**63 - 1),
-    "kl_coef": (0, KL_COEF_MAX),
-}
+LEAST = {"seed": 0, "ent_coef": -math.inf}  # of other integers 1, of other floats 0
+MOST = {"gamma": 1, "gae_lambda": 1, "seed": 2**63 - 1, "kl_coef": KL_COEF_MAX}  # of others inf
 
 
 # Copied from ppo_continuous_action.py
@@ -519,8 +514,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
     for field in dataclasses.fields(args):
         if type(field.default) is float:  # a user may have given an integer
             setattr(update_args, field.name, to_tensor(getattr(args, field.name)))
-    adam_steps = num_iterations * args.update_epochs * args.num_minibatches
-    compiles = pays_to_compile(args, adam_steps)
+    compiles = pays_to_compile(args, num_iterations * args.update_epochs * args.num_minibatches)
     fast_update = compiled(parts.update, device) if compiles else parts.update
 
     def epoch(minibatches: Tensor, *batch: Tensor) -> Tensors:  # `recorded` takes tensors only
@@ -1007,11 +1001,8 @@ def observed_returns(
         rest = values[-1]
         for t in reversed(range(len(returns))):
             if ended[t]:
-                rest = values[t]
-            if failed[t]:  # checked again here, in case `next_values` is wrong
-                rest = 0.0
-            returns[t] += gamma * rest
-            rest = returns[t]
+                rest = 0.0 if failed[t] else values[t]  # 0 even if `next_values` is wrong
+            rest = returns[t] = returns[t] + gamma * rest
         columns.append(returns)
     return torch.tensor(columns, device=rewards.device).T
 
@@ -1071,11 +1062,11 @@ def check_settings(args: Args) -> None:
     if isinstance(getattr(args, "compile", None), bool):  # as programs for version 6 say it
         object.__setattr__(args, "compile", "yes" if args.compile else "no")
     for field in dataclasses.fields(args):
-        value = getattr(args, field.name)
+        value, kind = getattr(args, field.name), type(field.default)
         flag = f"--{field.name.replace('_', '-')} ({value})"
-        kind = type(field.default)
-        low, high = LIMITS.get(field.name, (1 if kind is int else 0, math.inf))
-        if kind in (int, float) and value != field.default and not low <= value <= high:  # or NaN
+        low, high = LEAST.get(field.name, int(kind is int)), MOST.get(field.name, math.inf)
+        changed = value != field.default  # defaults of yours may be outside
+        if kind in (int, float) and changed and not low <= value <= high:  # or NaN
             raise UsageError(f"{flag} must be from {low} to {high}.")
         choices = Literal[True, False] if kind is bool else field.type
         if get_origin(choices) is Literal and value not in get_args(choices):  # "False" is true

@@ -327,18 +327,20 @@ def train(
     saved = load_checkpoint(resume, agent_class) if resume else {}
     args = args or saved.get("args") or Args()
     with torch.inference_mode(False), torch.enable_grad(), ExitStack() as resources:
-        return learn(args, make, saved, agent_class, update or ppo_update, on_iteration, resources)
+        parts = Parts(make, agent_class, update or ppo_update, on_iteration)
+        return learn(args, parts, saved, resources)
 
 
-def learn(
-    args: Args,
-    make: Any,
-    saved: Saved,
-    agent_class: type[Agent],
-    update: Callable[..., list[Tensors]],
-    on_iteration: Callable[[dict[str, Any]], object] | None,
-    resources: ExitStack,
-) -> dict[str, Any]:
+class Parts(NamedTuple):
+    """What may be another one in a run of yours; see `train`."""
+
+    make: Any
+    agent_class: type[Agent]
+    update: Callable[..., list[Tensors]]
+    on_iteration: Callable[[dict[str, Any]], object] | None
+
+
+def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[str, Any]:
     """Do what `train` says. It closes what is put on `resources`, even after an error."""
     # --- Device, simulator, and what has been done ---
     resources.callback(torch.set_num_threads, torch.get_num_threads())
@@ -353,8 +355,8 @@ def learn(
     num_iterations = int(args.total_timesteps // (batch_size * WORLD_SIZE))
     rng = np.random.default_rng([args.seed, RANK, finished])
     sim_seed, noise_seed = rng.integers(2**31, size=2).tolist()
-    sim = make_simulator(resources, args, args.num_envs, sim_seed, make)
-    args = named(args, make, sim.envs)
+    sim = make_simulator(resources, args, args.num_envs, sim_seed, parts.make)
+    args = named(args, parts.make, sim.envs)
     if args.stagger:
         sim.stagger()
     device = sim.device
@@ -362,7 +364,7 @@ def learn(
     # --- Agent and optimizer: new, or from the checkpoint; the same in all processes ---
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(args.seed)  # not of a GPU: simulators draw there
-        agent = saved["agent"] if saved else agent_class(sim.layout, args)
+        agent = saved["agent"] if saved else parts.agent_class(sim.layout, args)
     if saved:
         check_saved(sim, args, saved)
     warn_of_settings(args, agent)
@@ -381,8 +383,8 @@ def learn(
     if saved and saved["args"].target_kl and learning_rate == saved["args"].learning_rate:
         learning_rate = saved["learning_rate"]  # which the KL has changed
     generator = torch.Generator(device).manual_seed(noise_seed)
-    if pays_to_compile(args, num_iterations):
-        update = compiled(update, device)
+    compiles = pays_to_compile(args, num_iterations)
+    update = compiled(parts.update, device) if compiles else parts.update
 
     # --- Tensors for a rollout (T, N, ...) ---
     T, N = args.num_steps, args.num_envs
@@ -478,7 +480,8 @@ def learn(
         for _ in range(args.update_epochs):
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
             order = acted[torch.randperm(len(acted), generator=generator, device=device)]
-            # Some again, in place of what is no experience: at most two of three steps.
+            # Some again, in place of what is no experience, at most two of three steps: an episode
+            # begins, acts, and the next one begins.
             order = order.repeat(3)[:batch_size]
             for minibatches in order.view(args.num_minibatches, -1).split(STEPS_PER_CALL):
                 rows += update(agent, adam, batch, minibatches, step_size, args)
@@ -513,8 +516,8 @@ def learn(
         log(writer, progress, updates[-1], episodes)
         del episodes[:-EPISODES_KEPT]
         keep(iteration == num_iterations or iteration % args.checkpoint_interval == 0)
-        if on_iteration:
-            on_iteration(result)
+        if parts.on_iteration:
+            parts.on_iteration(result)
     return result
 
 
@@ -774,6 +777,7 @@ def make_simulator(
             import_named(args.env_id.partition(":")[0], f"--env-id {args.env_id}")
         envs = gym.make_vec(args.env_id, num_envs, args.vectorization_mode, **options)
     own = getattr(envs, "unwrapped", envs)  # gym.make wraps a simulator as if it were one robot
+    # Of one robot: Gymnasium's name, also of what gym.make has wrapped; Isaac Lab's and others'.
     space = getattr(envs, "single_action_space", getattr(own, "single_action_space", None))
     space = space or getattr(envs, "action_space", None)
     if not all(hasattr(envs, x) for x in ("reset", "step", "close")) or not space:

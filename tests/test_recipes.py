@@ -63,7 +63,7 @@ def acts_as_it_learns(result: dict) -> bool:
     return all(abs(x["check/acting"]) < 1e-6 for x in result["updates"])
 
 
-# Those of language models have a page section and tests of their own: tests/scripts/test_llm.py.
+# Those of language models have tests of their own, in tests/scripts/test_llm_recipes.py.
 RECIPES = {
     x.stem: x.read_text() for x in sorted(FOLDER.glob("*.py")) if not x.stem.startswith("llm_")
 }

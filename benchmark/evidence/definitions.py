@@ -27,6 +27,7 @@ class Suite:
     table: str = "variants"  # which one shows it, see pages.TABLES
     figures: tuple[str, ...] = ()  # see figures.FIGURES
     total_timesteps: int | None = 1_000_000  # None: the script is told neither these nor the task
+    step: str = "environment steps"  # what the horizontal axis of a curve counts
     baseline: Name | None = None  # of another suite, with which the variants are compared
     baseline_label: str = ""  # in tables and figures
     keeps_weights: bool = True  # checkpoints and models of its runs, once their results are kept

@@ -64,6 +64,9 @@ def curves(suite: Suite, folders: Folders, environments: Sequence[str] = ()) -> 
         for index, label in enumerate(suite.labels.values()):
             if len(own := runs["result"][runs["label"] == label]):
                 draw_curves(axes, own, label, f"C{index}")
+        if suite.total_timesteps is None:  # these are few
+            axes.xaxis.set_major_formatter("{x:g}")
+    figure.supxlabel(suite.step)
     return figure
 
 

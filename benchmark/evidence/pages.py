@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmark.evidence import rlhf, tables
+from benchmark.evidence import language, rlhf, tables
 from benchmark.evidence.definitions import Script
 from benchmark.evidence.runs import how_complete
 from benchmark.evidence.suites import SUITES
@@ -223,6 +223,8 @@ BLOCKS = {
     "ranges": lambda _: check.ranges_table(),
     "diagnose": code_to_paste,
     "games_returns": returns_of_games,
+    "llm_course": language.course,
+    "llm_costs": language.costs,
 }
 
 

@@ -1,4 +1,6 @@
-"""The grammar of the tags that mark details in the scripts, read in this one place.
+"""The grammar of the tags that mark details in the scripts.
+
+Scripts log their tags by themselves, with a simpler expression, since each stands alone.
 
     # Detail 8/37: title (setting, not another) [source]
     # A sentence that says why.

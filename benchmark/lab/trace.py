@@ -27,7 +27,7 @@ from benchmark.lab.provenance import BenchmarkError
 
 # What prints, logs and saves computes nothing, and settings are compared by themselves: their
 # statements are known, but not recorded.
-APART = {"Args", "log", "write", "details", "open_run", "save_checkpoint", "plain"}
+APART = {"Args", "log", "open_run", "save_checkpoint", "plain"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # as a key, each is itself

@@ -490,11 +490,6 @@ def test_a_script_that_plays_no_episodes_is_compared(compare):
 GROUP = ("--advantages", "group")
 
 
-def test_what_is_changed_in_scripts_for_a_short_run_stands_in_them():
-    names = re.findall(r"(?m)^\w+(?= = )", "\n".join(x.read_text() for x in ROOT.glob("*.py")))
-    assert {*trace.CONSTANTS} <= {*names}
-
-
 @pytest.mark.slow
 def test_a_bug_in_a_language_model_is_found(compare):
     text = (ROOT / "grpo_minimal.py").read_text()

@@ -3,7 +3,6 @@
 import collections
 import copy
 import functools
-import inspect
 import itertools
 import json
 import math
@@ -26,7 +25,6 @@ import tiny_llm
 import torch
 from helpers import assert_same_runs, curves, record
 from tiny_llm import Chatty, Talk
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import ppo_llm as ppo
 
@@ -485,14 +483,6 @@ def test_gae_is_the_double_sum_over_tokens_of_all_turns(gamma, gae_lambda):
         np.testing.assert_allclose(found[i, :length], double_sum(x, y, gamma, gae_lambda))
         assert not found[i, length:].any()
     assert torch.equal(rewards, given[0]) and torch.equal(values, given[1])
-
-
-def test_advantages_in_groups():
-    returns = torch.tensor([1.0, 2.0, 6.0, 5.0, 5.0, 8.0])
-    found = ppo.group_advantages(returns, returns, 3)
-    deviations = np.array([-2.0, -1.0, 3.0, -1.0, -1.0, 2.0])
-    spread = np.repeat([math.sqrt(14 / 2), math.sqrt(6 / 2)], 3)
-    np.testing.assert_allclose(found, deviations / (spread + 1e-4), rtol=1e-5)
 
 
 @pytest.mark.parametrize("size", [2, 3, 7, 8])
@@ -1242,13 +1232,10 @@ def learn_as_one(settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("advantages", ["gae", "group"])
-def test_two_processes_learn_as_one(run, settings, monkeypatch, advantages):
-    monkeypatch.setattr(inspect, "stack", functools.partial(inspect.stack, context=0))
-    place = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "start_method": "fork"}
+def test_two_processes_learn_as_one(run, settings, two_processes, advantages):
     changes = TWO | {"advantages": advantages}
     args = vars(settings(**changes | {"num_episodes": 4, "run_name": "two"}))
-    launched = elastic_launch(LaunchConfig(1, 1, 2, **place), learn_as_one)(args)
-    assert_one_run(launched.values(), run(**changes))
+    assert_one_run(two_processes(learn_as_one, args), run(**changes))
 
 
 # --- Tasks ---

@@ -32,8 +32,7 @@ def test_the_game_pays_the_share_of_right_totals_at_its_end():
     assert said == [0, 0, pytest.approx(2 / 3)]
 
 
-def test_the_game_is_played_to_its_end(short, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_game_is_played_to_its_end(short):
     args = ppo.Args(**short, env="recipes.llm_game:RunningTotal", max_turns=3)
     (update,) = ppo.train(args)["updates"]
     assert update["charts/turns"] == 3
@@ -45,7 +44,6 @@ def test_the_reward_is_for_the_answer_alone():
 
 
 def test_prompts_of_a_file_are_trained_on_with_an_own_reward(short, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     given = []
     monkeypatch.setattr(
         llm_own_reward, "reward", lambda response, answer: given.append(answer) or 1
@@ -56,9 +54,8 @@ def test_prompts_of_a_file_are_trained_on_with_an_own_reward(short, tmp_path, mo
     assert set(given[:2]) == {held_out} and set(given[2:-2]) <= set(trained)
 
 
-def test_adapters_are_trained_and_their_kl_is_logged(short, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_adapters_are_trained_and_their_kl_is_logged(short):
     result = ppo.train(llm_lora.args(**short, update_epochs=1))
-    weights = [*result["agent"].policy.parameters()]
-    assert result["args"].lora_rank == 16 and len(weights) > 0
+    assert result["args"].lora_rank == 16
+    assert (result["run_dir"] / "adapter/adapter_model.safetensors").exists()
     assert np.isfinite(result["updates"][0]["charts/kl"])

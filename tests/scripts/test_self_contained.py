@@ -1,6 +1,7 @@
 """Each script stands alone: no sibling imports, documented and used settings, its own packages."""
 
 import ast
+import json
 import re
 import sys
 import tomllib
@@ -111,5 +112,7 @@ def test_the_examples_in_the_readme_act_and_reward(monkeypatch):
     names = {}
     exec(use, names)
     exec(reward, names)
-    assert [names["reward"](x, "9") for x in ("9\n", "10")] == [1.0, 0.0]
+    row = json.loads(reward.splitlines()[0].removeprefix("# "))
+    rewards = [names["reward"](x, row["answer"]) for x in ("Snow is White.", row["prompt"])]
+    assert rewards == [1.0, 0.0]
     assert names["policy"](names["obs"]).shape == names["env"].action_space.shape

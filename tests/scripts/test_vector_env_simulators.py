@@ -60,7 +60,6 @@ REFUSED = [
     (f"--seed {2**63}", f"--seed ({2**63}) must be from 0 to {2**63 - 1}."),
     ("--num-minibatches 144", "--num-steps * --num-envs (144) must be 2, 3, 4... times"),
     ("--total-timesteps inf", "--total-timesteps must be finite"),
-    ("--make nowhere:make", "nowhere:make: No module named 'nowhere'"),
     ("--make .task:make", ".task:make: there is no module '.task': is it MODULE:FUNCTION?"),
     (HERE + "nothing", "vector_simulators has no function make_nothing: is it MODULE:FUNCTION?"),
     (HERE + "none", "make_none returned a NoneType, which lacks some of reset, step, close"),

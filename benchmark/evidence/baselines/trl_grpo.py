@@ -1,8 +1,9 @@
 """TRL's GRPOTrainer on the sums of `ppo_llm.py` (pip install trl==1.16.0), for runs and for speed.
 
 The same model, prompts, order of prompts, reward, groups, lengths, optimizer, number of gradient
-steps and step sizes as `ppo_llm.py --advantages group --float32`. TRL's Adam would change weights
-in bfloat16, ours does not, so both compute in float32. Such a run leaves a checkpoint like those of
+steps and first step size as `ppo_llm.py --advantages group --float32`. TRL's step size falls after
+each gradient step, ours after each iteration. TRL's Adam would change weights in bfloat16, ours
+does not, so both compute in float32. Such a run leaves a checkpoint like those of
 our scripts, but only at its end: an interrupted run starts again.
 """
 

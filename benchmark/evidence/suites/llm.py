@@ -6,7 +6,7 @@ LLM = "ppo_llm.py"
 GROUP = "--advantages group"
 GAME = "--env recipes.llm_game:RunningTotal --max-turns 3 --max-tokens 9"
 # The script counts iterations, not steps; checkpoint and model of a run are 2 GB.
-COMMON = {"total_timesteps": None, "keeps_weights": False}
+COMMON = {"total_timesteps": None, "step": "episodes", "keeps_weights": False}
 
 SUITES = (
     Suite(
@@ -36,6 +36,8 @@ SUITES = (
         reproduces="where PPO's values come from, and how they are learned",
         environments={"sums": (1, 2, 3)},
         variants={
+            # The head begins at 0, and without a gradient it stays there.
+            "novalues": Variant(LLM, "--vf-coef 0", "no values"),
             "detached": Variant(LLM, "--value-model detached", "values read only"),
             "separate": Variant(LLM, "--value-model separate", "values have a trunk of their own"),
             "warmup": Variant(LLM, "--value-warmup 2", "two iterations only train the values"),
@@ -67,7 +69,7 @@ SUITES = (
     Suite(
         name="llm_game_steps",
         reproduces="the game with half and twice the step size, for PPO and for GRPO",
-        environments={"running total": (1, 2)},
+        environments={"running total": (1, 2, 3)},
         variants={
             "half": Variant(LLM, f"{GAME} --learning-rate 1e-5", "PPO, step size 1e-5"),
             "double": Variant(LLM, f"{GAME} --learning-rate 4e-5", "PPO, step size 4e-5"),
@@ -84,14 +86,11 @@ SUITES = (
     ),
     Suite(
         name="llm_game_values",
-        reproduces="the game with other sources of values, and another lambda",
-        environments={"running total": (1, 2)},
+        reproduces="the game without values, and with values that are only read",
+        environments={"running total": (1, 2, 3)},
         variants={
+            "novalues": Variant(LLM, f"{GAME} --vf-coef 0", "no values"),
             "detached": Variant(LLM, f"{GAME} --value-model detached", "values read only"),
-            "separate": Variant(
-                LLM, f"{GAME} --value-model separate", "values have a trunk of their own"
-            ),
-            "lambda1": Variant(LLM, f"{GAME} --gae-lambda 1", "policy's lambda 1"),
         },
         baseline=("llm_game", ""),
         baseline_label="PPO",
