@@ -77,35 +77,43 @@ def delayed(flags: np.ndarray) -> np.ndarray:
     return np.concatenate([np.zeros_like(flags[:1]), flags[:-1]])
 
 
-text = "if time limits count as failures"
-gae.mistake(text, lambda x: {"terminated": x.terminated | x.truncated})
-text = "if failures are bootstrapped like time limits"
 gae.mistake(
-    text, lambda x: {"terminated": x.terminated & False, "truncated": x.terminated | x.truncated}
+    "if time limits count as failures", lambda x: {"terminated": x.terminated | x.truncated}
 )
-text = "if a time limit outweighs a failure in the same step"
-gae.mistake(text, lambda x: {"terminated": x.terminated & ~x.truncated})
-text = "if the sum runs on past time limits, into the next episode"
-gae.mistake(text, lambda x: {"truncated": x.truncated & False})
-text = "if the value after a time limit is that of the next episode's first observation"
-gae.mistake(text, lambda x: {"next_values": np.concatenate([x.values[1:], x.next_values[-1:]])})
-text = "if time limits are not seen at all"
 gae.mistake(
-    text,
+    "if failures are bootstrapped like time limits",
+    lambda x: {"terminated": x.terminated & False, "truncated": x.terminated | x.truncated},
+)
+gae.mistake(
+    "if a time limit outweighs a failure in the same step",
+    lambda x: {"terminated": x.terminated & ~x.truncated},
+)
+gae.mistake(
+    "if the sum runs on past time limits, into the next episode",
+    lambda x: {"truncated": x.truncated & False},
+)
+gae.mistake(
+    "if the value after a time limit is that of the next episode's first observation",
+    lambda x: {"next_values": np.concatenate([x.values[1:], x.next_values[-1:]])},
+)
+gae.mistake(
+    "if time limits are not seen at all",
     lambda x: {
         "truncated": x.truncated & False,
         "next_values": np.concatenate([x.values[1:], x.next_values[-1:]]),
     },
 )
-text = "if the value before a time limit stands for what follows it"
-gae.mistake(text, lambda x: {"next_values": np.where(x.truncated, x.values, x.next_values)})
-text = "if the flags of ended episodes act one step late"
 gae.mistake(
-    text, lambda x: {"terminated": delayed(x.terminated), "truncated": delayed(x.truncated)}
+    "if the value before a time limit stands for what follows it",
+    lambda x: {"next_values": np.where(x.truncated, x.values, x.next_values)},
 )
-text = "if nothing is bootstrapped at the end of the rollout"
 gae.mistake(
-    text, lambda x: {"next_values": np.concatenate([x.next_values[:-1], 0 * x.next_values[-1:]])}
+    "if the flags of ended episodes act one step late",
+    lambda x: {"terminated": delayed(x.terminated), "truncated": delayed(x.truncated)},
+)
+gae.mistake(
+    "if nothing is bootstrapped at the end of the rollout",
+    lambda x: {"next_values": np.concatenate([x.next_values[:-1], 0 * x.next_values[-1:]])},
 )
 gae.mistake("if lambda is left out", gae_lambda=1.0)
 gae.mistake("if gamma is left out", gamma=1.0)
@@ -159,11 +167,12 @@ def scale_rewards(
 
 
 scale_rewards.mistake("if the mean is subtracted", center=True)
-text = "if the sum runs on past time limits"
-scale_rewards.mistake(text, lambda x: {"truncated": x.truncated & False})
-text = "if the sum never starts again"
 scale_rewards.mistake(
-    text, lambda x: {"terminated": x.terminated & False, "truncated": x.truncated & False}
+    "if the sum runs on past time limits", lambda x: {"truncated": x.truncated & False}
+)
+scale_rewards.mistake(
+    "if the sum never starts again",
+    lambda x: {"terminated": x.terminated & False, "truncated": x.truncated & False},
 )
 scale_rewards.mistake("if each environment has its own statistics", axis=0)
 scale_rewards.mistake(
@@ -238,8 +247,10 @@ policy_loss.mistake("with the clipped ratio alone", worse=clipped_only)
 policy_loss.mistake("without clipping", worse=plain_only)
 policy_loss.mistake("if the ratio is old / new", power=-1)
 policy_loss.mistake("with the sum over samples, not their mean", over=np.sum)
-text = "if the loss of a negative advantage is at most that of a ratio of 3"
-policy_loss.mistake(text, lambda x: {"worse": dual_clip(x.advantages)})
+policy_loss.mistake(
+    "if the loss of a negative advantage is at most that of a ratio of 3",
+    lambda x: {"worse": dual_clip(x.advantages)},
+)
 
 
 def value_error(values, old_values, returns, clip_coef, *, half=0.5, worse=np.maximum) -> Any:
@@ -259,8 +270,9 @@ def value_loss(values, **others) -> dict:
 value_loss.mistake("without the factor 1/2", half=1.0)
 value_loss.mistake("with the smaller of the two errors", worse=np.minimum)
 value_loss.mistake("with the clipped values alone", worse=clipped_only)
-text = "with the clipped values alone, and without the factor 1/2"
-value_loss.mistake(text, worse=clipped_only, half=1.0)
+value_loss.mistake(
+    "with the clipped values alone, and without the factor 1/2", worse=clipped_only, half=1.0
+)
 value_loss.mistake("without clipping", worse=plain_only)
 
 
@@ -299,12 +311,21 @@ ppo_loss.mistake("without normalizing the advantages", norm=False)
 ppo_loss.mistake("with the wrong sign of the entropy bonus", bonus=-1)
 ppo_loss.mistake("without the factor 1/2 of the value loss", half=1.0)
 ppo_loss.mistake("without clipping the values", worse=plain_only)
-text = "with the sample standard deviation, without clipping of values, without the factor 1/2"
-ppo_loss.mistake(text, ddof=1, worse=plain_only, half=1.0)
-text = "with the sample standard deviation, with the clipped values alone, without the factor 1/2"
-ppo_loss.mistake(text, ddof=1, worse=clipped_only, half=1.0)
-text = "if clipfrac counts only those samples whose gradient is clipped away"
-ppo_loss.mistake(text, inactive=False)
+ppo_loss.mistake(
+    "with the sample standard deviation, without clipping of values, without the factor 1/2",
+    ddof=1,
+    worse=plain_only,
+    half=1.0,
+)
+ppo_loss.mistake(
+    "with the sample standard deviation, with the clipped values alone, without the factor 1/2",
+    ddof=1,
+    worse=clipped_only,
+    half=1.0,
+)
+ppo_loss.mistake(
+    "if clipfrac counts only those samples whose gradient is clipped away", inactive=False
+)
 
 
 # === Policies, and the distance between them ===
@@ -323,8 +344,9 @@ def gaussian(mean, log_std, actions, *, std=np.exp, over=np.sum, constant=LOG_2P
 
 
 gaussian.mistake("with the mean over components, not their sum", over=np.mean)
-text = "if log_std is taken for the log of the variance"
-gaussian.mistake(text, std=lambda log_std: np.exp(log_std / 2))
+gaussian.mistake(
+    "if log_std is taken for the log of the variance", std=lambda log_std: np.exp(log_std / 2)
+)
 gaussian.mistake("without the constant log(2 pi)", constant=0.0)
 
 
@@ -344,8 +366,9 @@ def categorical(logits, actions, masks=True, *, fill=-1e8, norm=log_softmax) -> 
 
 
 categorical.mistake("if logits are taken for log-probabilities", norm=np.array)
-text = "if softmax is applied twice"
-categorical.mistake(text, norm=lambda logits: log_softmax(np.exp(log_softmax(logits))))
+categorical.mistake(
+    "if softmax is applied twice", norm=lambda logits: log_softmax(np.exp(log_softmax(logits)))
+)
 
 
 @Formula
@@ -356,8 +379,10 @@ def masked_categorical(**inputs) -> dict:
 
 masked_categorical.mistake("without the mask", masks=True)
 masked_categorical.mistake("if invalid logits are set to 0", fill=0.0)
-text = "if the probabilities of valid choices do not add up to 1 again"
-masked_categorical.mistake(text, lambda x: {"logits": log_softmax(x.logits), "norm": np.array})
+masked_categorical.mistake(
+    "if the probabilities of valid choices do not add up to 1 again",
+    lambda x: {"logits": log_softmax(x.logits), "norm": np.array},
+)
 
 
 @Formula
@@ -382,8 +407,10 @@ def kl_estimates(logprobs, old_logprobs, *, half=0.5, limit=np.inf) -> dict[str,
     return {"k1": -log.mean(), "k2": half * (log**2).mean(), "k3": k3.mean()}
 
 
-text = "if the policies are exchanged"
-kl_estimates.mistake(text, lambda x: {"logprobs": x.old_logprobs, "old_logprobs": x.logprobs})
+kl_estimates.mistake(
+    "if the policies are exchanged",
+    lambda x: {"logprobs": x.old_logprobs, "old_logprobs": x.logprobs},
+)
 kl_estimates.mistake("without the factor 1/2 of k2", half=1.0)
 kl_estimates.mistake("if no sample's k3 is above 10", limit=10.0)
 
@@ -476,8 +503,9 @@ def rlhf_kl_coef(kl_coef, kl, target_kl, episodes, horizon, *, limit=0.2) -> dic
 
 rlhf_kl_coef.mistake("without clipping the error", limit=np.inf)
 rlhf_kl_coef.mistake("without the horizon", lambda x: {"horizon": x.episodes})
-text = "if KL and target are exchanged"
-rlhf_kl_coef.mistake(text, lambda x: {"kl": x.target_kl, "target_kl": x.kl})
+rlhf_kl_coef.mistake(
+    "if KL and target are exchanged", lambda x: {"kl": x.target_kl, "target_kl": x.kl}
+)
 
 
 # === RLHF ===
@@ -529,12 +557,13 @@ def rlhf_advantages(rewards, values, mask, gamma, gae_lambda, *, seen=0.0, count
     return {name: np.where(mask, x.T, 0.0) for name, x in found.items()}
 
 
-text = "if the value of the first padding follows the last token"
-rlhf_advantages.mistake(text, seen=1.0)
-text = "if the first padding is one more token"
-rlhf_advantages.mistake(text, lambda x: {"counted": x.mask | after_last(x.mask)})
-text = "if all padding is part of the response"
-rlhf_advantages.mistake(text, lambda x: {"counted": x.mask | True})
+rlhf_advantages.mistake("if the value of the first padding follows the last token", seen=1.0)
+rlhf_advantages.mistake(
+    "if the first padding is one more token", lambda x: {"counted": x.mask | after_last(x.mask)}
+)
+rlhf_advantages.mistake(
+    "if all padding is part of the response", lambda x: {"counted": x.mask | True}
+)
 rlhf_advantages.mistake("with a discount factor of 0.99", gamma=0.99)
 rlhf_advantages.mistake("if lambda is left out", gae_lambda=1.0)
 
@@ -574,8 +603,9 @@ def group_advantages(rewards, *, ddof=1, eps=1e-4, raw=False) -> dict[str, Any]:
 
 
 group_advantages.mistake("with the population standard deviation (divisor n)", ddof=0)
-text = "with the standard deviation of all rewards, not of the centered ones"
-group_advantages.mistake(text, raw=True)
+group_advantages.mistake(
+    "with the standard deviation of all rewards, not of the centered ones", raw=True
+)
 group_advantages.mistake("without epsilon", eps=1e-30)
 group_advantages.mistake("with an epsilon of 1e-6", eps=1e-6)
 

@@ -50,8 +50,8 @@ def test_what_cannot_be_recorded_runs_as_it_is_and_says_so_once(script, recordin
     assert "and more" not in printed
 
 
+@pytest.mark.slow
 @scripts_with("language")
-@slow_on("grpo", "dpo")
 def test_language_models_on_the_gpu_learn_what_they_do_on_the_processor(script, gpu, monkeypatch):
     """Best-of-n sampling too. What is saved loads without a GPU."""
     changes = {"num_pairs": 14, "reward_epochs": 1, "num_updates": 1, "update_epochs": 1}

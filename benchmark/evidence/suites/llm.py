@@ -86,12 +86,9 @@ SUITES = (
     ),
     Suite(
         name="llm_game_values",
-        reproduces="the game without values, and with values that are only read",
+        reproduces="the game without values",
         environments={"running total": (1, 2, 3)},
-        variants={
-            "novalues": Variant(LLM, f"{GAME} --vf-coef 0", "no values"),
-            "detached": Variant(LLM, f"{GAME} --value-model detached", "values read only"),
-        },
+        variants={"novalues": Variant(LLM, f"{GAME} --vf-coef 0", "no values")},
         baseline=("llm_game", ""),
         baseline_label="PPO",
         **COMMON,
