@@ -480,8 +480,8 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         for _ in range(args.update_epochs):
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
             order = acted[torch.randperm(len(acted), generator=generator, device=device)]
-            # Some again, in place of what is no experience, at most two of three steps: an episode
-            # begins, acts, and the next one begins.
+            # Some again, in place of what is no experience: at most two of three steps (the
+            # beginning of an episode, one action, the beginning of the next).
             order = order.repeat(3)[:batch_size]
             for minibatches in order.view(args.num_minibatches, -1).split(STEPS_PER_CALL):
                 rows += update(agent, adam, batch, minibatches, step_size, args)
@@ -777,7 +777,7 @@ def make_simulator(
             import_named(args.env_id.partition(":")[0], f"--env-id {args.env_id}")
         envs = gym.make_vec(args.env_id, num_envs, args.vectorization_mode, **options)
     own = getattr(envs, "unwrapped", envs)  # gym.make wraps a simulator as if it were one robot
-    # Of one robot: Gymnasium's name, also of what gym.make has wrapped; Isaac Lab's and others'.
+    # The space of one robot's actions. Simulators without Gymnasium's name for it have another.
     space = getattr(envs, "single_action_space", getattr(own, "single_action_space", None))
     space = space or getattr(envs, "action_space", None)
     if not all(hasattr(envs, x) for x in ("reset", "step", "close")) or not space:

@@ -57,8 +57,9 @@ SWAPPED = "Chosen answers are not preferred: are the two log-probabilities swapp
 PREFERRED = "RLHF: DPO prefers the rejected answers"
 # fmt: off
 # ruff: disable[E501]
+KL_ZERO = Rule(KL, -INF, 1e-12, 10, LOST, "The KL is 0: is the ratio always 1? Does the optimizer have the policy's weights?", RATIO)
 ENVIRONMENTS = (
-    Rule(KL, -INF, 1e-12, 10, LOST, "The KL is 0: is the ratio always 1? Does the optimizer have the policy's weights?", RATIO),
+    KL_ZERO,
     Rule(KL, -INF, 1e-4, 10, STILL, "Updates hardly change the policy: steps are lost between the loss and the weights.", SAME),
     Rule(KL, 0.05, INF, 10, LOST, LARGE, "KL and clip fraction jump from the first update"),
     Rule(EXPLAINED, -0.06, 0.06, 20, VARYING, "Values explain nothing of their targets: check the shapes in the value loss, and the targets.", "explained variance near 0, gradient norm low"),
@@ -84,7 +85,7 @@ SUMS = (  # of grpo_minimal.py
     Rule("grpo/kl", -INF, 1e-3, 10, "", REFERENCE, "RLHF: exact KL 0"),
 )
 CONVERSATIONS = (  # of ppo_llm.py
-    Rule(KL, -INF, 1e-12, 10, LOST, "The KL is 0: is the ratio always 1? Does the optimizer have the policy's weights?", RATIO),
+    KL_ZERO,
     Rule(KL, 0.05, INF, 10, LOST, "Updates are large. If the return falls, lower --learning-rate.", "KL and clip fraction jump from the first update"),
     Rule(EXPLAINED, -0.06, 0.06, 20, VARYING, "Values explain nothing of their targets: raise --value-lr or --vf-coef, or use --advantages group.", "explained variance near 0, gradient norm low"),
     Rule("check/first_kl", 1e-2, INF, 0, "", "The batch is not what the policy saw: check masks, temperature and dropout.", "`check/first_kl` above 0"),

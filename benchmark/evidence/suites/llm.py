@@ -8,6 +8,17 @@ GAME = "--env recipes.llm_game:RunningTotal --max-turns 3 --max-tokens 9"
 # The script counts iterations, not steps; checkpoint and model of a run are 2 GB.
 COMMON = {"total_timesteps": None, "step": "episodes", "keeps_weights": False}
 
+
+def step_sizes(task: str = "") -> dict[str, Variant]:
+    """Half and twice the default, for PPO and for GRPO."""
+    return {
+        "half": Variant(LLM, f"{task}--learning-rate 1e-5", "PPO, step size 1e-5"),
+        "double": Variant(LLM, f"{task}--learning-rate 4e-5", "PPO, step size 4e-5"),
+        "group-half": Variant(LLM, f"{task}{GROUP} --learning-rate 1e-5", "GRPO, step size 1e-5"),
+        "group-double": Variant(LLM, f"{task}{GROUP} --learning-rate 4e-5", "GRPO, step size 4e-5"),
+    }
+
+
 SUITES = (
     Suite(
         name="llm_sums",
@@ -21,12 +32,7 @@ SUITES = (
         name="llm_steps",
         reproduces="half and twice the step size, for PPO and for GRPO",
         environments={"sums": (1, 2, 3)},
-        variants={
-            "half": Variant(LLM, "--learning-rate 1e-5", "PPO, step size 1e-5"),
-            "double": Variant(LLM, "--learning-rate 4e-5", "PPO, step size 4e-5"),
-            "group-half": Variant(LLM, f"{GROUP} --learning-rate 1e-5", "GRPO, step size 1e-5"),
-            "group-double": Variant(LLM, f"{GROUP} --learning-rate 4e-5", "GRPO, step size 4e-5"),
-        },
+        variants=step_sizes(),
         baseline=("llm_sums", ""),
         baseline_label="PPO, step size 2e-5",
         **COMMON,
@@ -70,16 +76,7 @@ SUITES = (
         name="llm_game_steps",
         reproduces="the game with half and twice the step size, for PPO and for GRPO",
         environments={"running total": (1, 2, 3)},
-        variants={
-            "half": Variant(LLM, f"{GAME} --learning-rate 1e-5", "PPO, step size 1e-5"),
-            "double": Variant(LLM, f"{GAME} --learning-rate 4e-5", "PPO, step size 4e-5"),
-            "group-half": Variant(
-                LLM, f"{GAME} {GROUP} --learning-rate 1e-5", "GRPO, step size 1e-5"
-            ),
-            "group-double": Variant(
-                LLM, f"{GAME} {GROUP} --learning-rate 4e-5", "GRPO, step size 4e-5"
-            ),
-        },
+        variants=step_sizes(f"{GAME} "),
         baseline=("llm_game", ""),
         baseline_label="PPO, step size 2e-5",
         **COMMON,
