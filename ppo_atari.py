@@ -95,6 +95,7 @@ StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]  # --lr for --learn
 # Of other integers the least is 1, of other floats 0; of others the most is inf.
 LEAST = {"seed": 0, "ent_coef": -math.inf}
 MOST = {"gamma": 1, "gae_lambda": 1, "seed": 2**63 - 1, "sticky_actions": 1, "torch_threads": 1024}
+PLAYED = {"env_id", "sticky_actions"}  # settings that --evaluate uses
 
 
 # Copied from ppo_continuous_action.py
@@ -1297,10 +1298,14 @@ def main() -> None:
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
         if command.evaluate:
+            for name, value in vars(args).items():
+                if value != getattr(saved["args"], name) and name not in PLAYED:
+                    flag = f"--{name.replace('_', '-')}"
+                    raise UsageError(f"{flag} is for training: --evaluate does not use it.")
             episodes, video = command.eval_episodes, command.capture_video
             evaluate(saved, episodes, video, args, command.video_length)
-        elif command.capture_video:
-            raise UsageError("--capture-video films an evaluation: add --evaluate FOLDER.")
+        elif command.capture_video or command.eval_episodes != Command.eval_episodes:
+            raise UsageError("--capture-video and --eval-episodes need --evaluate FOLDER.")
         else:
             run_dir = train(args, resume=saved)["run_dir"]
             if RANK == 0:

@@ -72,6 +72,7 @@ EnvFactory = Callable[[], gym.Env]
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]  # --lr for --learning-rate
 LEAST = {"seed": 0, "ent_coef": -math.inf, "bins": 2}  # of other integers 1, of other floats 0
 MOST = {"gamma": 1, "gae_lambda": 1, "seed": 2**63 - 1}  # of others inf
+PLAYED = {"env_id", "bins"}  # settings that --evaluate uses
 
 
 # Copied from ppo_continuous_action.py
@@ -1301,10 +1302,14 @@ def main() -> None:
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
         if command.evaluate:
+            for name, value in vars(args).items():
+                if value != getattr(saved["args"], name) and name not in PLAYED:
+                    flag = f"--{name.replace('_', '-')}"
+                    raise UsageError(f"{flag} is for training: --evaluate does not use it.")
             episodes, video = command.eval_episodes, command.capture_video
             evaluate(saved, None, episodes, video, args, command.video_length)
-        elif command.capture_video:
-            raise UsageError("--capture-video films an evaluation: add --evaluate FOLDER.")
+        elif command.capture_video or command.eval_episodes != Command.eval_episodes:
+            raise UsageError("--capture-video and --eval-episodes need --evaluate FOLDER.")
         else:
             run_dir = train(args, resume=saved)["run_dir"]
             print(f"Next: --evaluate {run_dir}, or tensorboard --logdir {run_dir}")

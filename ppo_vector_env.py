@@ -56,6 +56,7 @@ from tqdm import tqdm
 STEPS_PER_CALL = 4  # Adam steps that are compiled into one graph, which is faster
 EPISODES_KEPT = 100_000  # the last ones: simulators on a GPU end millions
 EVALUATION_STEPS = 100_000  # longest episode when a policy is evaluated
+PLAYED = {"env_id", "backend", "vectorization_mode", "make", "device"}  # that --evaluate uses
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE") or 1)  # processes that torchrun has started
 RANK = int(os.environ["RANK"]) if WORLD_SIZE > 1 else 0
 # Cores that this process may use: in a container, these can be fewer than the machine has.
@@ -1205,10 +1206,14 @@ def main() -> None:
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
         if command.evaluate:
+            for name, value in vars(command.args).items():
+                if value != getattr(args, name) and name not in PLAYED:
+                    flag = f"--{name.replace('_', '-')}"
+                    raise UsageError(f"{flag} is for training: --evaluate does not use it.")
             film = {"video": command.capture_video, "video_length": command.video_length}
             evaluate(folder, command.eval_episodes, args=command.args, **film)
-        elif command.capture_video:
-            raise UsageError("--capture-video films an evaluation: add --evaluate FOLDER.")
+        elif command.capture_video or command.eval_episodes != Command.eval_episodes:
+            raise UsageError("--capture-video and --eval-episodes need --evaluate FOLDER.")
         else:
             run_dir = train(command.args, resume=folder)["run_dir"]
             if RANK == 0:

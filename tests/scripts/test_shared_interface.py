@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import wandb
-from adapters import scripts, scripts_with
+from adapters import scripts, scripts_with, slow_on
 from helpers import curves, flags
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -35,6 +35,7 @@ LINES = {  # what is refused -> a word of the sentence
     "--evaluate nowhere": "nowhere",
     "--resume nowhere": "nowhere",
     "--capture-video": "capture-video",
+    "--eval-episodes 3": "--eval-episodes need --evaluate FOLDER.",
     "--device tpu": "device",
     "--clip-coef=-1": "--clip-coef (-1",
 }
@@ -64,6 +65,7 @@ def test_impossible_settings_are_refused_by_their_flags(script):
 
 
 @scripts("continuous", "vector_env", "atari")
+@slow_on("atari")
 def test_bad_input_is_one_sentence_and_exit_code_2(script, tiny, cli, monkeypatch):
     for line, word in LINES.items():
         assert_refused(cli(line), word)
@@ -175,6 +177,7 @@ def test_short_forms_of_settings_are_understood(script, cli, monkeypatch):
 
 
 @scripts("continuous", "multidiscrete", "atari", "lstm")
+@slow_on("multidiscrete")
 def test_evaluation_plays_whole_episodes_and_repeats_itself_under_seeds_of_its_own(
     script, tiny, cli
 ):

@@ -23,6 +23,7 @@ from helpers import curves, flags, same_weights
 
 
 @scripts("continuous", "vector_env", "atari")
+@slow_on("atari")
 def test_a_run_is_resumed_on_request_only_and_keeps_settings_that_no_flag_changes(
     script, tiny, cli
 ):
@@ -38,6 +39,8 @@ def test_a_run_is_resumed_on_request_only_and_keeps_settings_that_no_flag_change
     assert " 50%|" in err and " 2/4 [" in err  # the progress bar goes on as well
     code, _, err = cli("--resume runs/run0 --evaluate runs/run0")
     assert code == 2 and "choose one of them" in err
+    code, _, err = cli("--evaluate runs/run0 --gamma 0.5")
+    assert code == 2 and "--gamma is for training: --evaluate does not use it." in err
     saved = script.module.load_checkpoint("runs/run0")
     args = saved["args"]
     assert (args.total_timesteps, args.learning_rate, args.gamma) == (128, 0.002, 0.9)
@@ -63,7 +66,7 @@ def content(run_dir):
 
 @scripts_with("environments")
 @pytest.mark.parametrize("kill_step", [110, pytest.param(140, marks=pytest.mark.slow)])
-@slow_on("kl_penalty", "multidiscrete")
+@slow_on("kl_penalty", "multidiscrete", "lstm")
 def test_a_killed_run_goes_on_bit_for_bit_and_its_curves_have_each_step_once(
     script, tiny, monkeypatch, kill_step
 ):
@@ -96,7 +99,7 @@ def test_a_killed_run_goes_on_bit_for_bit_and_its_curves_have_each_step_once(
 
 
 @scripts("continuous", "kl_penalty", "multidiscrete", "vector_env", "atari", "lstm")
-@slow_on("kl_penalty", "multidiscrete", "lstm")
+@slow_on("kl_penalty", "multidiscrete", "atari", "lstm")
 def test_a_run_that_is_stopped_in_its_first_iteration_is_resumed(script, tiny, monkeypatch):
     whole = script.module.train(tiny("Walk"))
     with monkeypatch.context() as patch, pytest.raises(Killed):
@@ -128,6 +131,7 @@ def test_a_folder_in_which_a_run_trains_is_refused_until_it_ends(script, tiny):
 
 
 @scripts("continuous", "atari", "lstm")
+@slow_on("lstm")
 def test_episodes_that_cannot_be_replayed_begin_anew(script, tiny, monkeypatch, capsys):
     """With a sentence; weights, Adam and logs are continued nonetheless."""
     old = script.module.train(tiny("Walk"))["episodes"]
@@ -180,6 +184,7 @@ def test_a_file_alone_killed_at_five_random_moments_ends_as_if_it_had_not_been(s
 
 
 @scripts_with("environments")
+@slow_on("kl_penalty", "multidiscrete", "lstm")
 def test_ctrl_c_says_step_and_folder_and_leaves_the_last_checkpoint(script, tiny, cli):
     code, _, err = cli(flags(tiny("Interrupted", total_timesteps=256, checkpoint_interval=1)))
     (step,) = re.findall(r"(?m)^Interrupted at step (\d+). To continue: --resume runs/run0$", err)
@@ -189,7 +194,9 @@ def test_ctrl_c_says_step_and_folder_and_leaves_the_last_checkpoint(script, tiny
 
 
 @scripts("continuous", "vector_env")
-@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "kind", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
+)
 def test_other_signals_end_a_run_like_ctrl_c_and_close_its_environments(
     script, tiny, cli, monkeypatch, hangup, kind
 ):
@@ -215,7 +222,7 @@ def test_a_signal_that_is_ignored_stays_so(script, cli, monkeypatch, hangup):
 
 
 @scripts("continuous", "vector_env", "atari", "lstm")
-@slow_on("lstm")
+@slow_on("atari", "lstm")
 def test_the_last_episodes_are_kept_and_the_log_has_the_means_of_all(script, tiny, monkeypatch):
     whole = script.module.train(tiny("Walk", total_timesteps=160))
     monkeypatch.setattr(script.module, "EPISODES_KEPT", 3)

@@ -534,18 +534,22 @@ def test_a_finished_run_stays_as_it_is_and_needs_its_spaces(trained, cli):
     assert code == 2 and "simulator with other spaces" in error
 
 
+LATE = ("--activation elu", "--init-std 1", "--value-obs obs")
+
+
 @pytest.mark.parametrize(
     "flag",
     [
-        *("--hidden 8 8", "--activation elu", "--init-std 1", "--obs-std-floor 0.01"),
-        *("--policy-obs obs", "--value-obs obs"),
+        *("--hidden 8 8", "--obs-std-floor 0.01", "--policy-obs obs"),
+        *(pytest.param(x, marks=pytest.mark.slow) for x in LATE),
     ],
 )
 def test_a_run_that_is_continued_keeps_its_agent(trained, cli, flag):
     before = (trained / "checkpoint.pt").read_bytes()
-    for use in ("--resume", "--evaluate"):
-        code, _, error = cli(f"{use} {trained} --total-timesteps 864 {flag}")
-        assert code == 2 and f"{flag.split()[0]} is that of runs/done" in error, error
+    code, _, error = cli(f"--resume {trained} --total-timesteps 864 {flag}")
+    assert code == 2 and f"{flag.split()[0]} is that of runs/done" in error, error
+    code, _, error = cli(f"--evaluate {trained} {flag}")
+    assert code == 2 and f"{flag.split()[0]} is for training: --evaluate" in error, error
     assert (trained / "checkpoint.pt").read_bytes() == before
 
 
@@ -694,7 +698,7 @@ def test_a_policy_that_is_loaded_has_no_gradients(trained):
     assert not policy.training
 
 
-@pytest.mark.parametrize("target_kl", [0.0, 1e-4])
+@pytest.mark.parametrize("target_kl", [0.0, pytest.param(1e-4, marks=pytest.mark.slow)])
 def test_an_interrupted_run_continues_in_new_episodes(cli, run, target_kl):
     more = f"--run-name cut --total-timesteps {5 * T * N} --lr 0.01"
     code, _, error = cli(f"{HERE}interrupting {more} --target-kl {target_kl}")
@@ -769,6 +773,7 @@ def test_what_is_compiled_is_the_update_of_one_process(run, monkeypatch):
     assert len(compiled) == 2
 
 
+@pytest.mark.slow
 def test_a_run_on_a_gpu_is_that_of_the_processor(run, gpu, monkeypatch):
     class Generator(torch.Generator):  # in memory of the processor, too
         def __new__(cls, device=None):
