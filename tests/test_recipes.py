@@ -138,7 +138,9 @@ def duel(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpe2", types.SimpleNamespace(simple_spread_v3=world))
 
 
-@pytest.mark.parametrize("name", ["best_checkpoint", "many_agents"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("best_checkpoint", marks=pytest.mark.slow), "many_agents"]
+)
 def test_a_pasted_recipe_does_what_the_imported_one_does(name, pasted, duel):
     """The slow test below pastes all of them."""
     recipe, mine, results = importlib.import_module(f"recipes.{name}"), pasted(name), []

@@ -70,6 +70,7 @@ def test_curves_of_rlhf_are_thinned_and_its_first_model_is_the_score(tmp_path):
     assert steps == {"grpo": [*range(1, 81)], "dpo": [*range(1, 377, 4)]}
 
 
+@pytest.mark.slow
 def test_stable_baselines3_leaves_what_is_kept_of_a_run(tmp_path, monkeypatch):
     size = "--num-envs 2 --num-steps 64 --num-minibatches 2 --update-epochs 1 --seed 3"
     line = f"stable_baselines3_ppo --env-id CartPole-v1 --kind classic --total-timesteps 512 {size}"

@@ -100,6 +100,7 @@ def test_what_a_script_has_started_ends_with_it(forked):
         assert Path(f"/proc/{other}/stat").read_text().split()[2] == "Z"
 
 
+@pytest.mark.slow
 def test_runs_of_two_versions_of_a_module_are_no_group(forked):
     """Of one that the script imports, and of one that only its environment's name imports."""
     Path("users/arm.py").write_text("")
@@ -327,6 +328,7 @@ def test_a_script_that_refuses_a_flag_or_leaves_nothing_is_begun_once(command, f
     assert code == 2 and text.count("starts") == 1 and said in text.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_on_windows_results_are_read_and_runs_are_refused(tmp_path):
     text = "import sys; sys.modules['resource'] = None; "
     text += "from benchmark.lab import run; from benchmark.__main__ import main; main(['list']); "

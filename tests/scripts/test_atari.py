@@ -270,6 +270,7 @@ def test_gradients_and_metrics_are_means_over_the_processes(monkeypatch):
 
 
 @scripts_with("games")
+@slow_on("lstm")
 def test_whole_numbers_are_good_for_settings_that_are_floats(script, tiny):
     whole = {"learning_rate": 0, "clip_coef": 1, "max_grad_norm": 1, "gamma": 1}
     a, b = (

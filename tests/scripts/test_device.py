@@ -88,7 +88,7 @@ def test_grpo_minimal_on_the_gpu_learns_what_it_does_on_the_processor(gpu, monke
 
 
 @scripts_with("environments")
-@slow_on("kl_penalty", "multidiscrete", "lstm")
+@slow_on("kl_penalty", "multidiscrete", "lstm", "atari")
 def test_a_run_on_the_gpu_that_is_there_is_that_of_the_processor(
     script, tiny, gpu, recordings, monkeypatch
 ):

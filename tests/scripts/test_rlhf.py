@@ -474,6 +474,7 @@ def test_best_of_n_takes_the_best_of_each_group(finished, judges, monkeypatch):
     assert not any("text/unique" in row for row in results.values())
 
 
+@pytest.mark.slow
 def test_a_tracked_run_ends_for_weights_and_biases_too(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", wandb := MagicMock())
     rlhf.train(small_args(track=True, num_pairs=14, num_updates=1, update_epochs=1))

@@ -33,7 +33,7 @@ def test_a_second_run_in_the_process_is_refused_until_the_first_one_ends(script,
 
 
 @scripts_with("environments")
-@slow_on("kl_penalty", "multidiscrete", "lstm")
+@slow_on("kl_penalty", "multidiscrete", "atari", "lstm")
 def test_modes_of_the_caller_do_not_matter_and_are_left_as_they_were(script, tiny):
     """64-bit floats by default; no gradients."""
     expected = script.module.train(tiny("Walk"))
@@ -55,6 +55,7 @@ def test_modes_of_the_caller_do_not_matter_and_are_left_as_they_were(script, tin
 
 
 @scripts_with("environments")
+@slow_on("kl_penalty", "multidiscrete", "lstm")
 def test_loading_a_policy_draws_no_random_numbers(script, tiny):
     script.module.train(tiny("Walk"))
     torch.manual_seed(5)

@@ -154,7 +154,7 @@ OTHERS = {"clip_reward": 0.1, "adam_eps": 0.1, "gae_lambda": 0.5, "gamma": 0.5, 
 
 
 @scripts("continuous", "atari", "lstm")
-@slow_on("lstm")
+@slow_on("atari", "lstm")
 def test_settings_reach_the_update(script, tiny):
     """Those that no other test of the loop varies."""
     settings = {"learning_rate": 0.02, "total_timesteps": 32}

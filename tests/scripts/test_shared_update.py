@@ -25,7 +25,7 @@ def double_sum(rewards, values, next_values, done, gamma, gae_lambda):
 
 @scripts_with("environments")
 @pytest.mark.parametrize("annealed", [True, False])
-@slow_on("kl_penalty", "lstm")
+@slow_on("kl_penalty", "multidiscrete", "lstm")
 def test_step_size_and_clip_range_fall_linearly_and_are_held_within_an_iteration(
     script, tiny, recorded, annealed
 ):
@@ -113,6 +113,7 @@ def test_the_ratio_is_one_at_first_and_logged_losses_are_means_over_all_minibatc
 
 
 @scripts_with("environments")
+@slow_on("multidiscrete", "lstm")
 def test_nothing_is_divided_by_a_zero(script, tiny, recorded, monkeypatch):
     """Rewards of 0 are not by their deviation, nor errors of values by returns that never vary."""
     failed = lambda self, _: (self.observe(), 0.0, True, False, {})  # noqa: E731
@@ -183,7 +184,7 @@ def test_the_gradient_as_a_whole_is_scaled_down_to_the_limit(script, tiny, recor
 
 
 @scripts("continuous", "atari", "lstm")
-@slow_on("lstm")
+@slow_on("atari", "lstm")
 def test_early_stop_kl_compares_the_mean_of_the_last_epoch(script, tiny, recorded):
     settings = {"total_timesteps": 32, "update_epochs": 8, "learning_rate": 3e-4}
     args = tiny("Walk", **settings)
@@ -206,6 +207,7 @@ def test_early_stop_kl_compares_the_mean_of_the_last_epoch(script, tiny, recorde
 
 
 @scripts("continuous")
+@pytest.mark.slow
 def test_compiled_and_eager_updates_give_the_same_numbers(script, tiny, monkeypatch, capsys):
     settings = {"ent_coef": 0.01}
     functions, real = [], torch.compile

@@ -83,9 +83,18 @@ SUITES = (
     ),
     Suite(
         name="llm_game_values",
-        reproduces="the game without values",
+        reproduces="the game with other values, and without",
         environments={"running total": (1, 2, 3)},
-        variants={"novalues": Variant(LLM, f"{GAME} --vf-coef 0", "no values")},
+        variants={
+            "novalues": Variant(LLM, f"{GAME} --vf-coef 0", "no values"),
+            "detached": Variant(LLM, f"{GAME} --value-model detached", "values read only"),
+            # An iteration takes twice as long, so that four take the same time.
+            "separate": Variant(
+                LLM,
+                f"{GAME} --value-model separate --num-iterations 4",
+                "values have a trunk of their own, four iterations",
+            ),
+        },
         baseline=("llm_game", ""),
         baseline_label="PPO",
         **COMMON,
