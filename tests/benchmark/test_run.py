@@ -103,6 +103,7 @@ def test_benchmark_and_script_are_killed(bench):
     bench.check_complete()
 
 
+@pytest.mark.slow
 def test_one_benchmark_runs_a_suite_and_a_script_that_outlives_it_is_not_disturbed(bench):
     process, script = bench.start_until(2, "--only", A1)
     for _ in range(2):
@@ -117,6 +118,7 @@ def test_one_benchmark_runs_a_suite_and_a_script_that_outlives_it_is_not_disturb
     bench.check_complete()
 
 
+@pytest.mark.slow
 def test_a_begun_run_keeps_its_script_and_a_new_one_may_have_an_older(bench):
     process, _ = bench.start_until(7, "--only", A1)
     process.terminate()
@@ -154,6 +156,7 @@ def test_a_variant_may_change_texts_of_its_script(bench):
     assert made["score"] == 2 * 10.5 and curve["step"].tolist() == [*range(100, 2001, 100)]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_of_rlhf_begins_anew_and_one_that_outlived_us_is_kept(bench):
     bench.suite({"A-v1": (1,)}, total_timesteps=None)
     process, _ = bench.start_until(7)
@@ -171,6 +174,7 @@ def test_an_interrupted_run_of_rlhf_begins_anew_and_one_that_outlived_us_is_kept
     assert curve[["step", "kl"]].values.tolist() == [[x, 2] for x in range(1, 21)]
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_killed_loses_nothing(bench, monkeypatch):
     """Between the curves and the records, and what only the committed files know."""
     bench.run("--only", A1)
