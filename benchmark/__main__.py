@@ -240,7 +240,8 @@ def measure(
     """Measure steps per second of our scripts, next to those of other projects.
 
     Args:
-        measurements: by default those of the processor, or of the GPU if there is one
+        measurements: by default those of the processor, or of the GPU if there is one; `llm` needs
+            trl==1.16.0
         repetitions: of each measurement
         cleanrl: CleanRL's ppo_continuous_action.py, for `continuous`
         leanrl: LeanRL's ppo_atari_envpool_torchcompile.py, for `gpu_atari`

@@ -52,6 +52,7 @@ class Entry:
     flags: str = ""
     script: str = ""  # if it is not its own name
     given: str = ""  # by a flag of `throughput`: the name of the project
+    batch: int = 0  # steps of an iteration, of a script that counts iterations
 
     @property
     def file(self) -> str:
@@ -59,7 +60,8 @@ class Entry:
 
     @property
     def arguments(self) -> list[str]:
-        return ["--total-timesteps", str(self.steps), *self.flags.split()]
+        length = "--num-iterations" if self.batch else "--total-timesteps"
+        return [length, str(self.steps // (self.batch or 1)), *self.flags.split()]
 
 
 @dataclasses.dataclass(frozen=True)

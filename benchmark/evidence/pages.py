@@ -153,7 +153,7 @@ def measurement_table(rows: pd.DataFrame) -> str:
         cells.append(
             {
                 "median (range)": name,
-                "steps/s": spread(rates[name]),
+                "steps/s": spread(rates[name], 0 if rates[name].max() >= 10 else 2),
                 f"× {last}": spread(rates[name] / rates[last], 2),
                 "start-up, s": spread(own["start_seconds"], 1),
                 "memory, MiB": f"{own['peak_mib'].max():.0f}",

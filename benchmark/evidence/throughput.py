@@ -126,7 +126,7 @@ def measure_all(
             command = " ".join(["python", entry.file, *entry.arguments])
             which = {"repetition": turn, "entry": entry.name, "command": command}
             lines.append({**about, **which, **machine(), **found})
-            rate = f"{found['steps_per_second']:.0f} steps/s"
+            rate = f"{found['steps_per_second']:.4g} steps/s"
             print(f"{name} {turn + 1}/{repetitions} {entry.name}: {rate}", flush=True)
         kept = itertools.groupby(lines_of(path), key=lambda x: x["measurement"])
         kept = {x: [*own] for x, own in kept} | {name: lines}  # in the place that it had

@@ -35,6 +35,10 @@ def measurement(title: str, *entries: Entry) -> Measurement:
     return Measurement(title, entries, 1 + title.startswith("Pong"), title.endswith("on a GPU"))
 
 
+# An iteration of `ppo_llm.py` takes half a minute.
+SUMS = {"script": "ppo_llm.py", "batch": 64}
+TRL = {"script": f"{BASELINES}/trl_grpo.py", "batch": 64}
+
 MEASUREMENTS = {
     "continuous": measurement(
         f"HalfCheetah-v4, {SIZE}",
@@ -90,6 +94,15 @@ MEASUREMENTS = {
         "CartPole-v1, 4 environments, 128 steps, 4 minibatches of 128, 4 epochs",
         Entry(MULTIDISCRETE, 512000, f"{SMALL} {RAW}"),
         Entry(THEIRS, 51200, f"{SMALL} --kind classic", SB3),
+    ),
+    "llm": Measurement(
+        "SmolLM2-135M learns sums on two cores; 64 episodes (steps) an iteration, 4 minibatches",
+        (
+            Entry("ppo_llm.py, PPO", 512, **SUMS),  # its whole default run
+            Entry("ppo_llm.py, GRPO", 256, "--advantages group", **SUMS),
+            Entry("TRL's GRPOTrainer", 192, **TRL),
+        ),
+        threads=2,
     ),
     "gpu_continuous": measurement(
         f"HalfCheetah-v4, {SIZE}, on a GPU",
