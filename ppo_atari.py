@@ -95,7 +95,7 @@ StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]  # --lr for --learn
 # Of other integers the least is 1, of other floats 0; of others the most is inf.
 LEAST = {"seed": 0, "ent_coef": -math.inf}
 MOST = {"gamma": 1, "gae_lambda": 1, "seed": 2**63 - 1, "sticky_actions": 1, "torch_threads": 1024}
-PLAYED = {"env_id", "sticky_actions"}  # settings that --evaluate uses
+PLAYED = {"env_id", "sticky_actions"}  # settings that may change with --evaluate
 
 
 # Copied from ppo_continuous_action.py
@@ -527,7 +527,7 @@ class Parts(NamedTuple):
 
 
 def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[str, Any]:
-    """Do what `train` says. It closes what is put on `resources`, even after an error."""
+    """Do what `train` says, which closes what is put on `resources`, even after an error."""
     # --- Device and sizes ---
     device = choose_device(args)
     to_tensor = functools.partial(torch.tensor, dtype=torch.float32, device=device)
@@ -633,6 +633,8 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         save()
 
     iterations = range(finished + 1, num_iterations + 1)
+    if RANK == 0 and not iterations:
+        print(f"Step {global_step} was the last one: raise --total-timesteps to train on.")
     progress = tqdm(iterations, initial=finished, total=num_iterations, disable=RANK > 0)
     for iteration in resources.enter_context(progress):
         # --- Collect: T steps in each of the N games, with fixed weights ---
@@ -808,7 +810,7 @@ def compiled(function: Callable, device: torch.device) -> Callable:
         try:
             torch.compiler.reset()  # an earlier run in this process may have had other settings
             torch._dynamo.config.trace_autograd_ops = True  # keeps autograd.grad in the graph
-            torch._inductor.config.cpp.vec_isa_ok = True  # trust the CPU's flags: saves 10 s
+            torch._inductor.config.cpp.vec_isa_ok = True  # no trial compilations: saves 10 s
             options = {"cpp_wrapper": device.type == "cpu", "size_asserts": False}  # shorter calls
             current = torch.compile(function, options=options)
             return current(*inputs)
@@ -1031,7 +1033,7 @@ def observed_returns(
     A value stands for what is unknown: after the rollout, and after a time limit.
     """
     columns = []  # in Python's numbers, which are 20 times as fast as arrays here
-    # Rewards turn into returns in place; `values` are those of the next observations.
+    # `returns` are rewards at first; `values` are those of the next observations.
     arrays = (rewards, next_values, terminated, done)
     for returns, values, failed, ended in zip(*(x.T.tolist() for x in arrays)):
         rest = values[-1]
@@ -1066,20 +1068,20 @@ def open_run(
     name = f"{args.env_id}__{SCRIPT.stem}__{args.seed}__{time.time_ns()}"
     run_id = saved.get("run_id", re.sub(r"[^\w.=+-]", "-", name))
     run_dir = saved.get("run_dir", Path("runs", args.run_name or run_id))
-    if args.track:
-        import wandb
-
-        about = {"id": run_id, "name": run_dir.name, "config": vars(args), "resume": "allow"}
-        try:
-            resources.enter_context(wandb.init(**about, sync_tensorboard=True))
-        except wandb.Error as error:
-            raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         # The operating system frees this lock when the process ends, even if it is killed.
         resources.enter_context(filelock.FileLock(run_dir / "lock", timeout=0))
-        if not saved and any(run_dir.rglob("checkpoint.pt")):  # a recipe keeps one in a subfolder
+        if not saved and any(run_dir.rglob("checkpoint.pt")):  # best_checkpoint.py has folders
             raise UsageError(f"{run_dir} has a run already: change --run-name, or --resume it.")
+        if args.track:
+            import wandb
+
+            about = {"id": run_id, "name": run_dir.name, "config": vars(args), "resume": "allow"}
+            try:
+                resources.enter_context(wandb.init(**about, sync_tensorboard=True))
+            except wandb.Error as error:
+                raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
         writer = SummaryWriter(run_dir, purge_step=step + 1)  # hide lost steps
     except filelock.Timeout as error:
         raise UsageError(f"{run_dir} is in use: another process trains there.") from error
@@ -1091,8 +1093,6 @@ def open_run(
     source = SCRIPT.read_text(encoding="utf-8") if SCRIPT.is_file() else ""
     writer.add_text("details", "  \n".join(re.findall(r"# ((?:Detail|Extra|Dev).*: .*)", source)))
     print(f"Logs and checkpoints: {run_dir}")
-    if step + args.num_steps * args.num_envs > args.total_timesteps:
-        print(f"Step {step} was the last one: raise --total-timesteps to train on.")
     return run_dir, run_id, writer
 
 
@@ -1105,7 +1105,7 @@ def check_settings(args: Args) -> None:
         value, kind = getattr(args, field.name), type(field.default)
         flag = f"--{field.name.replace('_', '-')} ({value})"
         low, high = LEAST.get(field.name, int(kind is int)), MOST.get(field.name, math.inf)
-        changed = value != field.default  # defaults of yours may be outside
+        changed = value != field.default  # who edits Args may choose a default that is outside
         if kind in (int, float) and changed and not low <= value <= high:  # or NaN
             raise UsageError(f"{flag} must be from {low} to {high}.")
         choices = Literal[True, False] if kind is bool else field.type
@@ -1146,7 +1146,7 @@ def save_checkpoint(run_dir: Path, state: dict[str, Any]) -> None:
 def load_checkpoint(run_dir: str | Path | Saved, agent_class: type[Agent] | None = None) -> Saved:
     """Everything a run has saved, with its `args` and `agent`. Loading it runs no code.
 
-    Give it the `agent_class` that was trained. `evaluate` takes the result, and `train` uses it up.
+    Give it the `agent_class` that was trained. `evaluate` takes the result; `train` changes it.
     """
     if isinstance(run_dir, dict):  # it has been loaded
         return run_dir
@@ -1175,6 +1175,8 @@ def settings_for(saved: Saved, args: Args | None) -> Args:
     args = args or saved.get("args") or Args()
     if vars(args).keys() != vars(Args()).keys():
         raise UsageError("Only settings of Args itself can be loaded again: add yours to it.")
+    if saved and args.run_name not in (None, saved["args"].run_name):
+        raise UsageError(f"--run-name: a run stays in its folder, {saved['run_dir']}.")
     return args
 
 
@@ -1242,7 +1244,7 @@ def evaluate(
         obs = np.zeros((NUM_FRAMES, 84, 84), dtype=np.uint8)
         game = Game(env, obs)
         policy = load_policy(saved, env)
-        progress = resources.enter_context(tqdm(unit=" steps", disable=not video))
+        progress = resources.enter_context(tqdm(unit=" steps", disable=not video))  # it takes long
         returns = []
         for seed in range(episodes):
             game.load(seed)
@@ -1304,8 +1306,8 @@ def main() -> None:
                     raise UsageError(f"{flag} is for training: --evaluate does not use it.")
             episodes, video = command.eval_episodes, command.capture_video
             evaluate(saved, episodes, video, args, command.video_length)
-        elif command.capture_video or command.eval_episodes != Command.eval_episodes:
-            raise UsageError("--capture-video and --eval-episodes need --evaluate FOLDER.")
+        elif command != Command(args, command.paper, command.resume):
+            raise UsageError("--eval-episodes, --capture-video, --video-length need --evaluate.")
         else:
             run_dir = train(args, resume=saved)["run_dir"]
             if RANK == 0:

@@ -71,9 +71,9 @@ UpdateArgs = SimpleNamespace  # settings whose floats are tensors, see `update_a
 Saved = dict[str, Any]  # a checkpoint that `load_checkpoint` has read
 EnvFactory = Callable[[], gym.Env]
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]  # --lr for --learning-rate
-LEAST = {"seed": 0, "ent_coef": -math.inf}  # of other integers 1, of other floats 0
+LEAST = {"seed": 0, "ent_coef": -math.inf}  # allowed; other integers: 1, other floats: 0
 MOST = {"gamma": 1, "gae_lambda": 1, "seed": 2**63 - 1, "kl_coef": KL_COEF_MAX}  # of others inf
-PLAYED = {"env_id"}  # settings that --evaluate uses
+PLAYED = {"env_id"}  # settings that may change with --evaluate
 
 
 # Copied from ppo_continuous_action.py
@@ -421,7 +421,7 @@ def train(
     """
     # inference_mode(False) switches gradients on, even in `no_grad` of the caller.
     with torch.inference_mode(False), ExitStack() as resources:
-        take_process(resources)  # which puts back in the end what is set here
+        take_process(resources)  # at the end, it puts back threads and the default dtype
         torch.set_num_threads(1)  # more would not help networks of this size
         resources.enter_context(threadpoolctl.threadpool_limits(1, user_api="blas"))
         saved = load_checkpoint(resume, agent_class) if resume else {}
@@ -444,7 +444,7 @@ class Parts(NamedTuple):
 
 
 def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[str, Any]:
-    """Do what `train` says. It closes what is put on `resources`, even after an error."""
+    """Do what `train` says, which closes what is put on `resources`, even after an error."""
     # --- Device and sizes ---
     # Copied from ppo_continuous_action.py
     device = torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
@@ -490,7 +490,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         "step": torch.zeros((), dtype=torch.float64),  # float32 would round 1 - 0.999**step
     }
     adam = {name: x.to(device) for name, x in saved.get("adam", adam).items()}
-    # Parameters become views of this vector, with equal numbers. Only change it in place.
+    # This makes each parameter a view of the vector of weights, which only changes in place.
     nn.utils.vector_to_parameters(adam["weights"], agent.parameters())
     obs_stats = saved.get("obs_stats", RunningMeanStd(np.zeros(obs_size), np.ones(obs_size)))
     return_stats = saved.get("return_stats", RunningMeanStd(0.0, 1.0))
@@ -540,7 +540,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
     if replayed:  # the saved statistics have seen these observations
         discounted_returns = saved["discounted_returns"].numpy()
     else:
-        rng = np.random.default_rng([args.seed, finished])
+        rng = np.random.default_rng([args.seed, finished])  # of seeds only
         for i, env in enumerate(envs):
             raw_obs[i] = env.begin(rng.integers(2**31).item())
         obs_stats.update(raw_obs)
@@ -567,9 +567,11 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         save_checkpoint(run_dir, state)
 
     if not saved:
-        save()
+        save()  # so that a run can be resumed even before its first interval ends
 
     iterations = range(finished + 1, num_iterations + 1)
+    if not iterations:
+        print(f"Step {global_step} was the last one: raise --total-timesteps to train on.")
     progress = tqdm(iterations, initial=finished, total=num_iterations, mininterval=1)
     for iteration in resources.enter_context(progress):
         # --- Collect: T steps in each of the N environments, with fixed weights ---
@@ -577,7 +579,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         start_time = time.perf_counter()
         rng = np.random.default_rng([args.seed, iteration])  # a resumed run draws the same
         num_before = len(episodes)
-        act = actor(agent)  # of these weights: an update makes another one
+        act = actor(agent)  # anew after each update: it copies the standard deviations
         noise = rng.standard_normal(actions.shape, dtype=np.float32)
         obs[0] = obs[-1]  # where the last rollout ended
         # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
@@ -743,7 +745,7 @@ def make_envs(
     except (NotImplementedError, ValueError) as error:
         raise UsageError(f"Observations are {obs_space}, which cannot be flattened.") from error
     low, high = action_space.low, action_space.high
-    if low.max() > -0.1 or high.min() < 0.1 or 10 < high.max() < np.inf:
+    if low.max() > -0.1 or high.min() < 0.1 or 10 < max(high.max(), -low.min()) < np.inf:
         hint = "use gym.wrappers.RescaleAction"
         print(f"A new policy has mean 0 and std 1. For {action_space} {hint}.")
     flatten = functools.partial(vector, obs_space)
@@ -925,7 +927,7 @@ def compiled(function: Callable, device: torch.device) -> Callable:
         try:
             torch.compiler.reset()  # an earlier run in this process may have had other settings
             torch._dynamo.config.trace_autograd_ops = True  # keeps autograd.grad in the graph
-            torch._inductor.config.cpp.vec_isa_ok = True  # trust the CPU's flags: saves 10 s
+            torch._inductor.config.cpp.vec_isa_ok = True  # no trial compilations: saves 10 s
             options = {"cpp_wrapper": device.type == "cpu", "size_asserts": False}  # shorter calls
             current = torch.compile(function, options=options)
             return current(*inputs)
@@ -996,7 +998,7 @@ def observed_returns(
     A value stands for what is unknown: after the rollout, and after a time limit.
     """
     columns = []  # in Python's numbers, which are 20 times as fast as arrays here
-    # Rewards turn into returns in place; `values` are those of the next observations.
+    # `returns` are rewards at first; `values` are those of the next observations.
     arrays = (rewards, next_values, terminated, done)
     for returns, values, failed, ended in zip(*(x.T.tolist() for x in arrays)):
         rest = values[-1]
@@ -1028,20 +1030,20 @@ def open_run(
     name = f"{args.env_id}__{SCRIPT.stem}__{args.seed}__{time.time_ns()}"
     run_id = saved.get("run_id", re.sub(r"[^\w.=+-]", "-", name))
     run_dir = saved.get("run_dir", Path("runs", args.run_name or run_id))
-    if args.track:
-        import wandb
-
-        about = {"id": run_id, "name": run_dir.name, "config": vars(args), "resume": "allow"}
-        try:
-            resources.enter_context(wandb.init(**about, sync_tensorboard=True))
-        except wandb.Error as error:
-            raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         # The operating system frees this lock when the process ends, even if it is killed.
         resources.enter_context(filelock.FileLock(run_dir / "lock", timeout=0))
-        if not saved and any(run_dir.rglob("checkpoint.pt")):  # a recipe keeps one in a subfolder
+        if not saved and any(run_dir.rglob("checkpoint.pt")):  # best_checkpoint.py has folders
             raise UsageError(f"{run_dir} has a run already: change --run-name, or --resume it.")
+        if args.track:
+            import wandb
+
+            about = {"id": run_id, "name": run_dir.name, "config": vars(args), "resume": "allow"}
+            try:
+                resources.enter_context(wandb.init(**about, sync_tensorboard=True))
+            except wandb.Error as error:
+                raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
         writer = SummaryWriter(run_dir, purge_step=step + 1)  # hide lost steps
     except filelock.Timeout as error:
         raise UsageError(f"{run_dir} is in use: another process trains there.") from error
@@ -1053,8 +1055,6 @@ def open_run(
     source = SCRIPT.read_text(encoding="utf-8") if SCRIPT.is_file() else ""
     writer.add_text("details", "  \n".join(re.findall(r"# ((?:Detail|Extra|Dev).*: .*)", source)))
     print(f"Logs and checkpoints: {run_dir}")
-    if step + args.num_steps * args.num_envs > args.total_timesteps:
-        print(f"Step {step} was the last one: raise --total-timesteps to train on.")
     return run_dir, run_id, writer
 
 
@@ -1066,7 +1066,7 @@ def check_settings(args: Args) -> None:
         value, kind = getattr(args, field.name), type(field.default)
         flag = f"--{field.name.replace('_', '-')} ({value})"
         low, high = LEAST.get(field.name, int(kind is int)), MOST.get(field.name, math.inf)
-        changed = value != field.default  # defaults of yours may be outside
+        changed = value != field.default  # who edits Args may choose a default that is outside
         if kind in (int, float) and changed and not low <= value <= high:  # or NaN
             raise UsageError(f"{flag} must be from {low} to {high}.")
         choices = Literal[True, False] if kind is bool else field.type
@@ -1105,7 +1105,7 @@ def save_checkpoint(run_dir: Path, state: dict[str, Any]) -> None:
 def load_checkpoint(run_dir: str | Path | Saved, agent_class: type[Agent] | None = None) -> Saved:
     """Everything a run has saved, with its `args` and `agent`. Loading it runs no code.
 
-    Give it the `agent_class` that was trained. `evaluate` takes the result, and `train` uses it up.
+    Give it the `agent_class` that was trained. `evaluate` takes the result; `train` changes it.
     """
     if isinstance(run_dir, dict):  # it has been loaded
         return run_dir
@@ -1136,6 +1136,8 @@ def settings_for(saved: Saved, args: Args | None, env_factory: EnvFactory | None
     args = args or saved.get("args") or Args()
     if vars(args).keys() != vars(Args()).keys():
         raise UsageError("Only settings of Args itself can be loaded again: add yours to it.")
+    if saved and args.run_name not in (None, saved["args"].run_name):
+        raise UsageError(f"--run-name: a run stays in its folder, {saved['run_dir']}.")
     if saved and saved["own_env"] and not env_factory and args.env_id == saved["args"].env_id:
         hint = "give it to train or evaluate in Python, or add --env-id MODULE:NAME"
         raise UsageError(f"{saved['run_dir']} needs its env_factory: {hint}.")
@@ -1209,11 +1211,11 @@ def evaluate(
             if hasattr(env.unwrapped, "mujoco_renderer") and env.unwrapped.model.ncam:
                 env.unwrapped.mujoco_renderer.camera_id = 0  # follows the body
             # Filming starts with the first episode, and goes on until the film is long enough.
-            env = gym.wrappers.RecordVideo(  # below the Recorder, since it has no `begin`
+            env = gym.wrappers.RecordVideo(  # around what the Recorder is around: it has no `begin`
                 env.env, f"{folder}", lambda k: k == 0, video_length=video_length
             )
             env = Recorder(resources.enter_context(env))
-        progress = resources.enter_context(tqdm(unit=" steps", disable=not video))
+        progress = resources.enter_context(tqdm(unit=" steps", disable=not video))  # it takes long
         limit = math.inf if env.spec and env.spec.max_episode_steps else 10_000
         returns = []
         for seed in range(episodes):
@@ -1274,8 +1276,8 @@ def main() -> None:
                     raise UsageError(f"{flag} is for training: --evaluate does not use it.")
             episodes, video = command.eval_episodes, command.capture_video
             evaluate(saved, None, episodes, video, args, command.video_length)
-        elif command.capture_video or command.eval_episodes != Command.eval_episodes:
-            raise UsageError("--capture-video and --eval-episodes need --evaluate FOLDER.")
+        elif command != Command(args, resume=command.resume):
+            raise UsageError("--eval-episodes, --capture-video, --video-length need --evaluate.")
         else:
             run_dir = train(args, resume=saved)["run_dir"]
             print(f"Next: --evaluate {run_dir}, or tensorboard --logdir {run_dir}")

@@ -542,7 +542,7 @@ def train(
 
 
 def learn(args: Args, make: Any, saved: dict, resources: ExitStack) -> dict[str, Any]:
-    """Do what `train` says. It closes what is put on `resources`, even after an error."""
+    """Do what `train` says, which closes what is put on `resources`, even after an error."""
     # --- Model, environments, and what has been done ---
     if WORLD_SIZE > 1:
         dist.init_process_group()

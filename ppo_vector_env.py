@@ -342,7 +342,7 @@ class Parts(NamedTuple):
 
 
 def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[str, Any]:
-    """Do what `train` says. It closes what is put on `resources`, even after an error."""
+    """Do what `train` says, which closes what is put on `resources`, even after an error."""
     # --- Device, simulator, and what has been done ---
     resources.callback(torch.set_num_threads, torch.get_num_threads())
     torch.set_num_threads(1)  # more would fight with the simulator's threads
@@ -378,7 +378,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         "step": torch.zeros((), dtype=torch.float64),  # float32 would round 1 - 0.999**step
     }
     adam = {name: x.to(device) for name, x in saved.get("adam", adam).items()}
-    # Parameters become views of this vector, with equal numbers. Only change it in place.
+    # This makes each parameter a view of the vector of weights, which only changes in place.
     nn.utils.vector_to_parameters(adam["weights"], agent.parameters())
     learning_rate = args.learning_rate
     if saved and saved["args"].target_kl and learning_rate == saved["args"].learning_rate:
@@ -909,7 +909,7 @@ def compiled(function: Callable, device: torch.device) -> Callable:
         try:
             torch.compiler.reset()  # an earlier run in this process may have had other settings
             torch._dynamo.config.trace_autograd_ops = True  # keeps autograd.grad in the graph
-            torch._inductor.config.cpp.vec_isa_ok = True  # trust the CPU's flags: saves 10 s
+            torch._inductor.config.cpp.vec_isa_ok = True  # no trial compilations: saves 10 s
             options = {"cpp_wrapper": device.type == "cpu", "size_asserts": False}
             current = torch.compile(function, options=options)
             return current(*inputs)
@@ -1212,8 +1212,8 @@ def main() -> None:
                     raise UsageError(f"{flag} is for training: --evaluate does not use it.")
             film = {"video": command.capture_video, "video_length": command.video_length}
             evaluate(folder, command.eval_episodes, args=command.args, **film)
-        elif command.capture_video or command.eval_episodes != Command.eval_episodes:
-            raise UsageError("--capture-video and --eval-episodes need --evaluate FOLDER.")
+        elif command != Command(command.args, resume=command.resume):
+            raise UsageError("--eval-episodes, --capture-video, --video-length need --evaluate.")
         else:
             run_dir = train(command.args, resume=folder)["run_dir"]
             if RANK == 0:

@@ -112,7 +112,7 @@ def test_a_resumed_run_keeps_its_beta_unless_a_flag_gives_another_one(longer, re
     recorded.steps.clear()
     for changes, first in (({}, 0.125), ({"kl_coef": 4.0}, 4.0), ({"kl_mode": "none"}, 0.0)):
         shutil.copytree("runs/run", "runs/copy")
-        args = dataclasses.replace(adapted, total_timesteps=6 * 32, **changes)
+        args = dataclasses.replace(adapted, total_timesteps=6 * 32, run_name=None, **changes)
         updates = ppo.train(args, resume="runs/copy")["updates"]
         assert [x["charts/kl_coef"] for x in updates[:4]] == [1.0, 0.5, 0.25, first]
         assert recorded.steps[0].schedule["kl_coef"] == first

@@ -166,7 +166,7 @@ def test_a_resumed_run_goes_on_bit_for_bit_with_its_masks(masked, recorded, env_
     whole, last = ppo.train(masked(**settings)), recorded.steps[16:]
     ppo.train(masked(**settings, total_timesteps=64))
     recorded.steps.clear()
-    resumed = ppo.train(masked(**settings), resume="runs/run1")
+    resumed = ppo.train(masked(**settings, run_name="run1"), resume="runs/run1")
     for a, b in zip(last, recorded.steps, strict=True):
         assert all(map(torch.equal, a.data, b.data))
     assert_same_runs(whole, resumed)

@@ -35,7 +35,7 @@ LINES = {  # what is refused -> a word of the sentence
     "--evaluate nowhere": "nowhere",
     "--resume nowhere": "nowhere",
     "--capture-video": "capture-video",
-    "--eval-episodes 3": "--eval-episodes need --evaluate FOLDER.",
+    "--eval-episodes 3": "--eval-episodes, --capture-video, --video-length need --evaluate.",
     "--device tpu": "device",
     "--clip-coef=-1": "--clip-coef (-1",
 }
@@ -96,7 +96,9 @@ def test_a_run_is_tracked_under_its_name_and_a_resumed_one_is_the_same(
     assert not list(Path("runs").rglob("events*"))
     script.module.train(args)
     script.module.train(resume="runs/mine")
-    refused, first, again = given
+    with pytest.raises(script.module.UsageError, match="has a run already"):
+        script.module.train(args)
+    refused, first, again = given  # and nothing of what was refused before
     assert first == again and refused["id"] != first["id"] and first["resume"] == "allow"
     assert first["sync_tensorboard"] and first["name"] == "mine" and first["config"] == vars(args)
 

@@ -143,6 +143,7 @@ def test_batch_norm_trains_and_acts_by_its_running_statistics(script, tiny, monk
     norm = script.module.load_checkpoint("runs/run0")["agent"].policy[1]
     assert norm.running_mean.abs().max() > 0 and norm.num_batches_tracked == 24
     script.module.train(tiny("Walk", total_timesteps=64, anneal_lr=False))
-    resumed = script.module.train(tiny("Walk", anneal_lr=False), resume="runs/run1")
+    longer = tiny("Walk", anneal_lr=False, run_name="run1")
+    resumed = script.module.train(longer, resume="runs/run1")
     assert same_weights(whole["agent"], resumed["agent"])
     assert len(script.module.evaluate("runs/run0", episodes=1)) == 1

@@ -41,6 +41,8 @@ def test_a_run_is_resumed_on_request_only_and_keeps_settings_that_no_flag_change
     assert code == 2 and "choose one of them" in err
     code, _, err = cli("--evaluate runs/run0 --gamma 0.5")
     assert code == 2 and "--gamma is for training: --evaluate does not use it." in err
+    code, _, err = cli("--resume runs/run0 --run-name other")
+    assert code == 2 and "--run-name: a run stays in its folder, runs/run0." in err
     saved = script.module.load_checkpoint("runs/run0")
     args = saved["args"]
     assert (args.total_timesteps, args.learning_rate, args.gamma) == (128, 0.002, 0.9)
@@ -137,14 +139,16 @@ def test_episodes_that_cannot_be_replayed_begin_anew(script, tiny, monkeypatch, 
     old = script.module.train(tiny("Walk"))["episodes"]
     observe = fake_envs.Walk.observe
     monkeypatch.setattr(fake_envs.Walk, "observe", lambda self: observe(self) + 1)
-    result = script.module.train(tiny("Walk", total_timesteps=160), resume="runs/run0")
+    longer = tiny("Walk", total_timesteps=160, run_name="run0")
+    result = script.module.train(longer, resume="runs/run0")
     assert "could not be replayed" in capsys.readouterr().out
     assert [x["global_step"] for x in result["updates"]] == [32, 64, 96, 128, 160]
     assert result["episodes"][: len(old)] == old
     later = [x for x in result["episodes"] if x["global_step"] > 96]
     assert all(x["length"] <= 12 and x["global_step"] > 96 + x["length"] - 1 for x in later)
     if "vector" in script.features:
-        other = tiny("Walk", num_envs=1, num_steps=32, total_timesteps=192)
+        sizes = {"num_envs": 1, "num_steps": 32, "total_timesteps": 192}
+        other = tiny("Walk", **sizes, run_name="run0")
         assert len(script.module.train(other, resume="runs/run0")["updates"]) == 6
         assert "could not be replayed: --num-envs has changed." in capsys.readouterr().out
 

@@ -247,7 +247,7 @@ def test_a_run_is_compiled_if_it_is_long_or_told_to_and_a_resumed_one_like_the_w
     assert compiles("yes", steps + 1) and not compiles("no", 1)
     script.module.train(tiny("Walk", compile="no", total_timesteps=64, run_name="begun"))
     monkeypatch.setattr(script.module, "COMPILE_FROM", steps)
-    script.module.train(tiny("Walk", compile="auto"), resume="runs/begun")
+    script.module.train(tiny("Walk", compile="auto", run_name="begun"), resume="runs/begun")
     assert compiled
 
 

@@ -182,7 +182,8 @@ def test_another_agent_and_another_way_to_step_are_arguments(script, tiny):
     assert len(counted) == ("step_envs" in own) * args.total_timesteps / args.num_envs
     with pytest.raises(module.UsageError, match="from another script"):
         module.load_checkpoint("runs/run0")
-    agent = module.train(tiny("Walk", total_timesteps=160), resume="runs/run0", **own)["agent"]
+    longer = tiny("Walk", total_timesteps=160, run_name="run0")
+    agent = module.train(longer, resume="runs/run0", **own)["agent"]
     assert agent.more != 0 and type(agent) is Own
     saved = module.load_checkpoint("runs/run0", Own)
     assert same_weights(saved["agent"], agent) and len(module.evaluate(saved, episodes=1)) == 1
