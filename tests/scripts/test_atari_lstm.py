@@ -179,7 +179,7 @@ def test_where_games_do_not_repeat_themselves_new_ones_begin(script, tiny, recor
     """With zero states."""
     ppo.train(tiny("Uneven"))
     recorded.steps.clear()  # environments made now have other numbers
-    ppo.train(tiny("Uneven", total_timesteps=128), resume="runs/run0")
+    ppo.train(tiny("Uneven", total_timesteps=128, run_name="run0"), resume="runs/run0")
     assert "could not be replayed" in capsys.readouterr().out
     *_, starts, state = recorded.steps[0].data
     assert (starts[0] == 1).all() and (state == 0).all()
