@@ -5,13 +5,11 @@ What takes seconds is imported where it is used: the process that hands out the 
 
 import functools
 import gc
-import importlib.util
 import inspect
 import os
 import runpy
 import shutil
 import signal
-import sys
 import threading
 
 import pytest
@@ -238,23 +236,3 @@ def committed(tmp_path_factory):
     git("archive", "--output", str(folder / "all.zip"), "HEAD", "benchmark/results")
     shutil.unpack_archive(folder / "all.zip", folder)
     return Folders(folder / "benchmark/results")
-
-
-@pytest.fixture
-def changed_copy(tmp_path, monkeypatch):
-    """Import a copy of a script with texts replaced, each of which must be in it once.
-
-    changed_copy(script, ((old, new), ...), name)
-    """
-    from benchmark.evidence.runs import changed
-    from benchmark.lab.provenance import ROOT
-
-    def load(script, replaced, name="copied"):
-        path = tmp_path / f"{name}.py"
-        path.write_text(changed((ROOT / script).read_text(), replaced))
-        spec = importlib.util.spec_from_file_location(name, path)
-        monkeypatch.setitem(sys.modules, name, module := importlib.util.module_from_spec(spec))
-        spec.loader.exec_module(module)
-        return module
-
-    return load

@@ -1,7 +1,8 @@
-"""What tests of several scripts use: recorded calls and optimizer steps, random numbers."""
+"""What several tests use: recorded calls and optimizer steps, changed texts, random numbers."""
 
 import copy
 import math
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +43,14 @@ def record_steps(monkeypatch: pytest.MonkeyPatch, kind: type) -> list[SimpleName
     step.hooked = True  # otherwise PyTorch wraps it, and a subclass would keep that
     monkeypatch.setattr(kind, "step", step)
     return steps
+
+
+def patched(text: str, changes: Iterable[tuple[str, str]]) -> str:
+    """A text with parts of it replaced, each of which must be in it once."""
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
 
 
 def louder(model: nn.Module, by: float) -> nn.Module:

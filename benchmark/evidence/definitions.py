@@ -13,7 +13,6 @@ class Variant:
     flags: str = ""
     label: str = ""  # in tables and figures; empty where a suite has only one variant
     environments: dict[str, tuple[int, ...]] | None = None  # and their seeds, if not the suite's
-    replaced: tuple[tuple[str, str], ...] = ()  # texts of the script, and what takes their place
 
 
 @dataclasses.dataclass(frozen=True)

@@ -129,11 +129,6 @@ def speed(folders: Folders, entry: str) -> str:
     return f"{(rates[entry] / rates['Stable-Baselines3 PPO']).median():.1f} ×"
 
 
-def returns_of_games(folders: Folders) -> str:
-    """Returns of games by steps, of all suites that play some."""
-    return tables.returns_table([x for x in SUITES.values() if x.table == "games"], folders)
-
-
 # --- Throughput ---
 
 
@@ -222,7 +217,6 @@ BLOCKS = {
     "details": details_table,
     "ranges": lambda _: check.ranges_table(),
     "diagnose": code_to_paste,
-    "games_returns": returns_of_games,
     "llm_course": language.course,
     "llm_costs": language.costs,
 }

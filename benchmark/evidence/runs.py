@@ -1,14 +1,11 @@
 """The runs of suites: a script as it is in a commit, with an environment, a variant and a seed."""
 
-import difflib
 import fnmatch
 import json
 import os
-import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
 from filelock import FileLock
@@ -93,7 +90,7 @@ def run_of(suite: Suite, key: Key, folders: Folders, commit: str) -> Run:
         commit = json.loads((folder / "note.json").read_text())["commit"]
         text = script.read_text()
     else:
-        text = changed(source_at(commit, made.script), made.replaced)
+        text = source_at(commit, made.script)
     flags = flags_of(suite, key)
     about = {"environment": environment, "variant": variant, "seed": seed}
     about |= {"script": made.script, "flags": " ".join(flags), "commit": commit}
@@ -124,30 +121,3 @@ def make_tree(commit: str, folders: Folders) -> None:
             git("archive", "--output", f"{new}/files.tar", commit, "*.py")
             shutil.unpack_archive(f"{new}/files.tar", f"{new}/files")
             os.replace(f"{new}/files", tree)
-
-
-# --- Texts of scripts that a variant changes ---
-
-
-def changed(text: str, replaced: Iterable[Iterable[str]]) -> str:
-    """A script with texts replaced, each of which must be in it once; or a BenchmarkError.
-
-    Between the lines of such a text the script may have comments.
-    """
-    for old, new in replaced:
-        lines = map(re.escape, old.split("\n"))
-        found = [*re.finditer(r"\n(?: *#.*\n)*?".join(lines), text)]
-        if len(found) != 1:
-            raise BenchmarkError(
-                f"The script has this text {len(found)} times: {old}\n{nearest(text, old)}"
-                "Correct the text in the suite, or change this line of the script back."
-            )
-        text = text[: found[0].start()] + new + text[found[0].end() :]
-    return text
-
-
-def nearest(text: str, old: str) -> str:
-    """The line of a script that is most like the longest of a text that it lacks, for a message."""
-    lines, longest = [x.strip() for x in text.splitlines()], max(old.splitlines(), key=len)
-    found = difflib.get_close_matches(longest.strip(), lines, n=1, cutoff=0.4)
-    return "".join(f"The closest line is {lines.index(x) + 1}: {x}\n" for x in found)

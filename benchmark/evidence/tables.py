@@ -12,7 +12,7 @@ from benchmark.evidence.definitions import Suite
 from benchmark.lab import statistics
 from benchmark.lab.definitions import CLOSED, Folders
 from benchmark.lab.provenance import ROOT
-from benchmark.lab.results import KEY, Result, by_environment
+from benchmark.lab.results import KEY, by_environment
 from benchmark.lab.statistics import Estimate, estimate
 from benchmark.lab.tables import (
     RATIO,
@@ -258,38 +258,4 @@ def games_table(suite: Suite, folders: Folders) -> str:
                 **{"random play": number(random), "human play": number(human)},
             }
         )
-    return markdown(rows)
-
-
-def mean_before(result: Result, steps: int) -> str:
-    """Mean return of the episodes that ended within the last 0.1M of so many steps, or a dash."""
-    curve = result.curve.dropna(subset="return")
-    own = curve[curve["step"].between(steps - 100_000, steps, inclusive="right")]
-    return number(np.average(own["return"], weights=own["episodes"])) if len(own) else "–"
-
-
-def returns_table(suites: Iterable[Suite], folders: Folders) -> str:
-    """Returns of ppo2 and of each run of ppo_atari.py by steps, in games with several settings."""
-    rows, scripts, labels, longest = [], {}, {}, 0
-    for suite in suites:
-        labels = suite.labels | labels
-        scripts |= {(suite.name, x): y.script for x, y in suite.variants.items()}
-        longest = max(longest, suite.total_timesteps)
-    ends = [250_000, 500_000, 1_000_000, 1_500_000, longest]
-    ours = [x for x in labels if scripts[x] == "ppo_atari.py"]
-    found = {x: by_environment(*x, folders) for x in ours}
-    for game in sorted({game for own in found.values() for game in own}):
-        if sum(game in own for own in found.values()) < 2:
-            continue
-        runs = {
-            f"ppo2, {when}": [ppo2_by_then(game, x, file)[0] for x in ends]
-            for when, file in (("August 2018", "ppo2_curves"), ("October 2018", OCTOBER))
-        }
-        for name in ours:
-            for result in found[name].get(game, []):
-                title = f"{labels[name]}, seed {result.record['seed']}"
-                runs[title] = [mean_before(result, x) for x in ends]
-        for title, cells in runs.items():
-            columns = {f"{x / 1e6:.3g}M": cell for x, cell in zip(ends, cells)}
-            rows.append({"game": game, "runs": title} | columns)
     return markdown(rows)

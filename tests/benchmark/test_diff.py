@@ -11,8 +11,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from helpers import patched
 
-from benchmark.evidence.runs import changed
 from benchmark.lab import diff, trace
 from benchmark.lab.provenance import ROOT, BenchmarkError
 
@@ -130,7 +130,7 @@ def compare(command):
 
     def call(*replaced, text=SMALL, original=SMALL, words=("small.py",)):
         Path("small.py").write_text(original)
-        Path("mine.py").write_text(changed(text, replaced))
+        Path("mine.py").write_text(patched(text, replaced))
         return command("diff", "mine.py", *words)
 
     return call
@@ -352,7 +352,7 @@ def test_changes_that_the_short_run_does_not_reach_are_told_behind_a_bug_too(com
     assert code == 1 and found == [("-", "step = 0.0"), ("+", "step = 9.0")]
 
 
-RESUMABLE = changed(
+RESUMABLE = patched(
     SMALL,
     [
         ("import numpy", "import os\n\nimport numpy"),
@@ -482,7 +482,7 @@ def test_a_simulator_of_many_environments_is_compared(compare):
 
 
 def test_a_script_that_plays_no_episodes_is_compared(compare):
-    text = changed(SMALL, [('    env_id: str = "Nowhere-v0"\n', "")])
+    text = patched(SMALL, [('    env_id: str = "Nowhere-v0"\n', "")])
     code, said = compare(("x.std()", "1"), text=text, original=text)
     assert code == 1 and "\nBoth trained for a moment, with few samples and small ba" in said
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import tyro
 
-from benchmark.evidence.runs import changed, flags_of, folder_of, name_of, select
+from benchmark.evidence.runs import flags_of, folder_of, name_of, select
 from benchmark.evidence.suites import SUITES
 from benchmark.lab.definitions import Folders
-from benchmark.lab.provenance import ROOT, BenchmarkError
 
 FOLDERS = Folders()
 
@@ -48,17 +47,3 @@ def test_every_variant_is_a_valid_command_line(suite):
         if suite.total_timesteps:
             assert args.env_id == key[0]
             assert args.total_timesteps >= args.num_envs * args.num_steps > 0
-
-
-def test_each_text_that_is_replaced_stands_once_in_its_script():
-    """As it is on disk, so that the next run of the suite begins."""
-    for variant in (y for x in SUITES.values() for y in x.variants.values()):
-        compile(changed((ROOT / variant.script).read_text(), variant.replaced), "", "exec")
-
-
-def test_texts_are_replaced_one_after_the_other_whatever_comments_are_between_their_lines():
-    assert changed("a b", [("a", "c"), ("c b", "d")]) == "d"
-    text = "if a:\n    # Why.\n    # And what.\n    b\n    # c\n"
-    assert changed(text, [("if a:\n    b\n", "d\n")]) == "d\n    # c\n"
-    with pytest.raises(BenchmarkError, match=r"0 times: beta = c\n(.|\n)*line is 2: beta = d"):
-        changed("alpha = 1\nbeta = d\n", [("beta = c", "e")])

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import importlib.util
 import os
 import re
 import sys
@@ -16,7 +17,7 @@ import pytest
 import threadpoolctl
 import torch
 from adapters import SCRIPTS, scripts, scripts_with, slow_on
-from helpers import curves, flags, same_weights
+from helpers import curves, flags, patched, same_weights
 
 import ppo_continuous_action as ppo
 from ppo_continuous_action import UsageError
@@ -25,9 +26,18 @@ HOME = SCRIPTS["continuous"]
 
 
 @pytest.fixture
-def changed(changed_copy):
+def changed(tmp_path, monkeypatch):
     """Import a copy of the continuous script with some texts replaced: changed({old: new})."""
-    return lambda changes: changed_copy(HOME.path.name, changes.items(), "my_ppo")
+
+    def load(changes):
+        (path := tmp_path / "my_ppo.py").write_text(patched(HOME.path.read_text(), changes.items()))
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, path.stem, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 def small(module=ppo, **changes):
