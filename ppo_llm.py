@@ -18,8 +18,10 @@ messages) and an info, `step(text)` the next message, a reward, terminated, trun
 that the model writes is an action, and all text before it is the state.
 
 `--advantages gae` is PPO: a value function predicts the return at each token, and GAE runs over
-the model's own tokens, across turns. `--advantages group` is GRPO (Shao et al. 2024): the returns
-of `group_size` episodes with the same seed are compared, and all tokens of an episode share one
+the model's own tokens, across turns. The values are a linear head on the policy's last layer, and
+their gradient ends there (`--value-model shared` lets it into the model, and `separate` gives the
+values a model of their own). `--advantages group` is GRPO (Shao et al. 2024): the returns of
+`group_size` episodes with the same seed are compared, and all tokens of an episode share one
 advantage. All else is the same. With `--env` or `--prompts`, nothing else needs to be written.
 
 Memory per weight of the model, in bytes: 2 in bfloat16 for computing; 12 for Adam, in float32; 6
@@ -115,7 +117,7 @@ class Args:
     gamma: float = 1.0  # discount factor per token; from here to value_warmup: of gae only
     gae_lambda: float = 0.95  # of the policy's advantages [VC-PPO: 0.95]
     value_lambda: float = 1.0  # of the targets of the values; 1: the return [VC-PPO: 1]
-    value_model: Literal["shared", "detached", "separate"] = "shared"  # trunk below the value head
+    value_model: Literal["detached", "shared", "separate"] = "detached"  # trunk of the values
     value_lr: float = 1e-3  # Adam's step size of the value head
     value_warmup: int = 0  # first iterations, which only train the values [VC-PPO: 50]
     clip_coef: float = 0.2  # clip range of the ratio, epsilon [paper: 0.2]
@@ -332,7 +334,8 @@ class Agent(nn.Module):
             return chosen_logprobs, torch.zeros_like(chosen_logprobs), entropies
         if self.value_trunk is None:
             hidden = out.hidden_states[-1][before]  # (M, D)
-            hidden = hidden if self.args.value_model == "shared" else hidden.detach()
+            # In a shared model, the values change what the policy reads, too.
+            hidden = hidden.detach() if self.args.value_model == "detached" else hidden
         else:
             hidden = self.value_trunk(tokens, **memory(self.value_trunk))[0][before]
         return chosen_logprobs, self.value_head(hidden.float()).squeeze(-1), entropies

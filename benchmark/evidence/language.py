@@ -44,7 +44,8 @@ def course(folders: Folders) -> str:
 def costs(folders: Folders) -> str:
     """Seconds of an iteration of 64 episodes, and memory."""
     rows = []
-    for row, runs in lines(folders, "llm_sums", "llm_values", "llm_trl", "llm_game"):
+    names = "llm_sums", "llm_values", "llm_trl", "llm_game", "llm_game_values"
+    for row, runs in lines(folders, *names):
         seconds = 3600 * facts(runs, "hours") / (runs[0].record["steps"] / 64)
         memory = number(facts(runs, "peak_mib").max() / 1024)
         rows.append(row | {"seconds an iteration": plus_minus(seconds), "memory, GiB": memory})

@@ -4,6 +4,7 @@ from benchmark.evidence.definitions import Suite, Variant
 
 LLM = "ppo_llm.py"
 GROUP = "--advantages group"
+SHARED = "--value-model shared"  # the default, until the suites of values were run
 GAME = "--env recipes.llm_game:RunningTotal --max-turns 3 --max-tokens 9"
 # The script counts iterations, not steps; checkpoint and model of a run are 2 GB.
 COMMON = {"total_timesteps": None, "step": "episodes", "keeps_weights": False}
@@ -11,11 +12,12 @@ COMMON = {"total_timesteps": None, "step": "episodes", "keeps_weights": False}
 
 def step_sizes(task: str = "") -> dict[str, Variant]:
     """Half and twice the default, for PPO and for GRPO."""
+    ppo, group = f"{task}{SHARED} --learning-rate", f"{task}{GROUP} --learning-rate"
     return {
-        "half": Variant(LLM, f"{task}--learning-rate 1e-5", "PPO, step size 1e-5"),
-        "double": Variant(LLM, f"{task}--learning-rate 4e-5", "PPO, step size 4e-5"),
-        "group-half": Variant(LLM, f"{task}{GROUP} --learning-rate 1e-5", "GRPO, step size 1e-5"),
-        "group-double": Variant(LLM, f"{task}{GROUP} --learning-rate 4e-5", "GRPO, step size 4e-5"),
+        "half": Variant(LLM, f"{ppo} 1e-5", "PPO, shared, step size 1e-5"),
+        "double": Variant(LLM, f"{ppo} 4e-5", "PPO, shared, step size 4e-5"),
+        "group-half": Variant(LLM, f"{group} 1e-5", "GRPO, step size 1e-5"),
+        "group-double": Variant(LLM, f"{group} 4e-5", "GRPO, step size 4e-5"),
     }
 
 
@@ -33,8 +35,8 @@ SUITES = (
         reproduces="half and twice the step size, for PPO and for GRPO",
         environments={"sums": (1, 2, 3)},
         variants=step_sizes(),
-        baseline=("llm_sums", ""),
-        baseline_label="PPO, step size 2e-5",
+        baseline=("llm_values", "shared"),
+        baseline_label="PPO, shared, step size 2e-5",
         **COMMON,
     ),
     Suite(
@@ -44,11 +46,13 @@ SUITES = (
         variants={
             # The head begins at 0, and without a gradient it stays there.
             "novalues": Variant(LLM, "--vf-coef 0", "no values"),
-            "detached": Variant(LLM, "--value-model detached", "values read only"),
-            "separate": Variant(LLM, "--value-model separate", "values have a trunk of their own"),
-            "warmup": Variant(LLM, "--value-warmup 2", "two iterations only train the values"),
-            "lambda1": Variant(LLM, "--gae-lambda 1", "policy's lambda 1"),
-            "lambda95": Variant(LLM, "--value-lambda 0.95", "values' lambda 0.95"),
+            "shared": Variant(LLM, SHARED, "shared", {"sums": (1, 2, 3, 4, 5)}),
+            "separate": Variant(LLM, "--value-model separate", "separate"),
+            "warmup": Variant(LLM, f"{SHARED} --value-warmup 2", "shared, warm-up"),
+            "lambda1": Variant(LLM, f"{SHARED} --gae-lambda 1", "shared, policy's lambda 1"),
+            "lambda95": Variant(
+                LLM, f"{SHARED} --value-lambda 0.95", "shared, values' lambda 0.95"
+            ),
         },
         baseline=("llm_sums", ""),
         baseline_label="PPO",
@@ -77,8 +81,8 @@ SUITES = (
         reproduces="the game with half and twice the step size, for PPO and for GRPO",
         environments={"running total": (1, 2, 3)},
         variants=step_sizes(f"{GAME} "),
-        baseline=("llm_game", ""),
-        baseline_label="PPO, step size 2e-5",
+        baseline=("llm_game_values", "shared"),
+        baseline_label="PPO, shared, step size 2e-5",
         **COMMON,
     ),
     Suite(
@@ -87,12 +91,12 @@ SUITES = (
         environments={"running total": (1, 2, 3)},
         variants={
             "novalues": Variant(LLM, f"{GAME} --vf-coef 0", "no values"),
-            "detached": Variant(LLM, f"{GAME} --value-model detached", "values read only"),
+            "shared": Variant(LLM, f"{GAME} {SHARED}", "shared"),
             # An iteration takes twice as long, so that four take the same time.
             "separate": Variant(
                 LLM,
                 f"{GAME} --value-model separate --num-iterations 4",
-                "values have a trunk of their own, four iterations",
+                "separate, four iterations",
             ),
         },
         baseline=("llm_game", ""),
