@@ -92,7 +92,7 @@ SUITES = (
         variants={
             "novalues": Variant(LLM, f"{GAME} --vf-coef 0", "no values"),
             "shared": Variant(LLM, f"{GAME} {SHARED}", "shared"),
-            # An iteration takes twice as long, so that four take the same time.
+            # An iteration takes 1.4 times as long.
             "separate": Variant(
                 LLM,
                 f"{GAME} --value-model separate --num-iterations 4",
