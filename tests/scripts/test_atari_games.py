@@ -80,7 +80,8 @@ def test_a_killed_game_process_is_one_sentence_and_the_run_goes_on(script, setti
         module.train(settings(3, run_name="cut"), update)
     assert children() == before and "Traceback" not in capfd.readouterr().err
     assert len(module.load_checkpoint("runs/cut")["updates"]) == 2
-    assert_same_runs(whole, module.train(settings(2), resume="runs/cut"))
+    resumed = module.train(settings(2, run_name="cut"), resume="runs/cut")
+    assert_same_runs(whole, resumed)
     assert "could not be replayed" not in capfd.readouterr().out
 
 

@@ -133,7 +133,8 @@ def test_a_recording_reads_the_same_tensors_in_every_iteration_and_they_change(
     settings = {"learning_rate": 2**-7, "anneal_clip": True, "total_timesteps": 64}
     settings |= {"device": "auto", "update_epochs": 2}
     gpu(module.train, tiny("Walk", **settings), update)
-    again = tiny("Walk", **{**settings, "total_timesteps": 128, "anneal_clip": False})
+    settings |= {"total_timesteps": 128, "anneal_clip": False, "run_name": "run0"}
+    again = tiny("Walk", **settings)
     gpu(functools.partial(module.train, resume="runs/run0"), again, update)
     assert not [x for x in recwarn if "capturable" in str(x.message)]
     shares = np.repeat([[1.0, 0.5], [0.5, 0.25]], 4, axis=1)
