@@ -133,6 +133,7 @@ def test_the_smallest_visible_difference_is_noticed_in_four_of_five_experiments(
     assert 0.74 < noticed.mean() < 0.86
 
 
+@pytest.mark.slow
 def test_rows_of_suites_are_compared_by_their_committed_scores(command, committed):
     place = ("--results", committed.results)
     code, text = command("compare", "figure3", "table1:clip-0.2", *place)

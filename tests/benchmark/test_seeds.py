@@ -172,6 +172,7 @@ def test_each_run_at_work_has_a_line_with_its_return_and_the_time_left(forked, m
     assert 1 <= forked.run(process=process).count(line) < 10
 
 
+@pytest.mark.slow
 def test_a_seed_that_fails_does_not_stop_the_others_and_is_named_at_the_end(forked):
     text = forked.run(*MINE, "--seeds", "3", "--cluster", "ray", code=2, crash="2")
     assert text.strip().endswith(
@@ -195,6 +196,7 @@ def test_all_seeds_are_scored_over_one_part_of_the_runs(tmp_path, capsys):
     assert "| A-v1 | 2 of 3 | 1.5 ± 0.7 | 1.5 | last tenth of the steps |" in text
 
 
+@pytest.mark.slow
 def test_models_of_rlhf_are_summed_up_over_seeds(forked):
     text = forked.run(*MINE[:2], "--seeds", "2")
     assert (
@@ -269,6 +271,7 @@ def test_a_script_runs_where_it_is_with_its_files_and_relative_flags(
     assert code == 0 and f"`python -m benchmark diff {own_script}`" in text.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_what_a_run_that_ended_with_0_has_left_is_never_deleted(own_script, command, monkeypatch):
     words = ("seeds", own_script, "--seeds", "1")
     read_log = logs.read_log
@@ -285,6 +288,7 @@ def test_what_a_run_that_ended_with_0_has_left_is_never_deleted(own_script, comm
     assert code == 2 and "runs/mine has runs of another version of mine.py" in text
 
 
+@pytest.mark.slow
 def test_what_somebody_else_has_put_there_is_never_deleted(own_script, command):
     other = Path("runs/mine/seed2/log.txt")
     other.parent.mkdir(parents=True)

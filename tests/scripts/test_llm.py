@@ -898,6 +898,7 @@ def test_a_trunk_of_its_own_has_adapters_only_where_the_policy_has(settings):
 # --- Runs: logs, checkpoints, evaluation ---
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_fewer_episodes_counts_on(run, settings):
     folder = run(run_name="other")["run_dir"]
     args = settings(run_name="other", num_iterations=2, num_episodes=4)

@@ -23,7 +23,7 @@ from torch import nn
 
 
 @scripts("grpo", "dpo")
-@slow_on("dpo")
+@slow_on("grpo", "dpo")
 def test_stages_and_evaluation_are_those_of_ppo_to_the_bit(script, finished, finished_runs):
     ppo = finished_runs("rlhf")
     policy, learned = finished.reference.policy, finished.preferences.learned
@@ -295,6 +295,7 @@ def test_a_run_has_a_name_in_a_notebook_too_and_what_the_caller_has_set_does_not
 
 
 @scripts_with("language")
+@slow_on("grpo", "dpo")
 def test_models_that_have_learned_drop_nothing_out(script, finished, monkeypatch):
     """If a copy of the script adds dropout: no sample, score or ratio may depend on it."""
     module, modes = script.home, []
