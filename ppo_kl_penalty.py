@@ -579,7 +579,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         start_time = time.perf_counter()
         rng = np.random.default_rng([args.seed, iteration])  # a resumed run draws the same
         num_before = len(episodes)
-        act = actor(agent)  # anew after each update: it copies the standard deviations
+        act = actor(agent)  # remade after each update, since it copies the standard deviations
         noise = rng.standard_normal(actions.shape, dtype=np.float32)
         obs[0] = obs[-1]  # where the last rollout ended
         # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]

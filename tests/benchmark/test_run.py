@@ -118,7 +118,6 @@ def test_one_benchmark_runs_a_suite_and_a_script_that_outlives_it_is_not_disturb
     bench.check_complete()
 
 
-@pytest.mark.slow
 def test_a_begun_run_keeps_its_script_and_a_new_one_may_have_an_older(bench):
     process, _ = bench.start_until(7, "--only", A1)
     process.terminate()

@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+import tyro
 from helpers import curves, gain_of, record, same_weights
 from vector_simulators import (
     COLUMNS,
@@ -550,6 +551,9 @@ def test_a_run_that_is_continued_keeps_its_agent(trained, cli, flag):
     assert code == 2 and f"{flag.split()[0]} is that of runs/done" in error, error
     code, _, error = cli(f"--evaluate {trained} {flag}")
     assert code == 2 and f"{flag.split()[0]} is for training: --evaluate" in error, error
+    args = tyro.cli(ppo.Args, args=flag.split(), default=ppo.load_checkpoint(trained)["args"])
+    with pytest.raises(ppo.UsageError, match=f"{flag.split()[0]} is that of runs/done"):
+        ppo.evaluate(trained, args=args)
     assert (trained / "checkpoint.pt").read_bytes() == before
 
 
