@@ -624,8 +624,8 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
 
     def say_where(kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, KeyboardInterrupt | SystemExit):
-            place = f"at step {global_step}. To continue: --resume {run_dir}"
-            print(f"Interrupted {place}", file=sys.stderr)
+            advice = f"To continue from the last checkpoint: --resume {run_dir}"
+            print(f"Interrupted at step {global_step}. {advice}", file=sys.stderr)
 
     resources.push(say_where)  # called at the end, with the error if there is one
     replayed = bool(saved) and replay_games(games, saved)
@@ -633,7 +633,8 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         starts[-1] = saved["starts"].to(device)
         state = saved["state"].to(device)
     else:
-        rng = np.random.default_rng([args.seed, finished])  # of seeds only
+        # Only seeds are drawn here: that iteration `finished` drew its noise from it does no harm.
+        rng = np.random.default_rng([args.seed, finished])
         games.call("load", {i: rng.integers(2**31).item() for i in range(args.num_envs)})
     obs[-1] = torch.from_numpy(raw_obs)
 
@@ -731,7 +732,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         # Extra: clip range annealing (clip_coef, anneal_clip) [ppo2/ppo2.py L137]
         # As the steps get smaller, the policy needs less room to move.
         clip_coef = args.clip_coef * (remaining if args.anneal_clip else 1.0)
-        update_args.clip_coef.fill_(clip_coef)  # fill others that `update` reads likewise
+        update_args.clip_coef.fill_(clip_coef)  # `update` would not see an assignment
         update_args.learning_rate.fill_(learning_rate)
         # A recording reads the step size from the GPU.
         step_size = update_args.learning_rate if is_recorded else learning_rate
@@ -846,6 +847,7 @@ def recorded(function: Callable) -> Callable:
                 reason = str(error).partition("\n")[0]
                 tqdm.write(f"{function.__name__} cannot be recorded, so it takes longer: {reason}")
         if not recorded_outputs:
+            # What is recorded must have run before on the same stream.
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 result = function(*inputs)
@@ -1070,7 +1072,7 @@ def open_run(
         run_dir.mkdir(parents=True, exist_ok=True)
         # The operating system frees this lock when the process ends, even if it is killed.
         resources.enter_context(filelock.FileLock(run_dir / "lock", timeout=0))
-        if not saved and any(run_dir.rglob("checkpoint.pt")):  # best_checkpoint.py has folders
+        if not saved and any(run_dir.rglob("checkpoint.pt")):  # or one that a recipe put deeper
             raise UsageError(f"{run_dir} has a run already: change --run-name, or --resume it.")
         if args.track:
             import wandb
@@ -1173,8 +1175,8 @@ def load_checkpoint(run_dir: str | Path | Saved, agent_class: type[Agent] | None
 def settings_for(saved: Saved, args: Args | None) -> Args:
     """`args`, or by default those of a checkpoint, if there is one. Refuses what cannot work."""
     args = args or saved.get("args") or Args()
-    if vars(args).keys() != vars(Args()).keys():
-        raise UsageError("Only settings of Args itself can be loaded again: add yours to it.")
+    if vars(args).keys() != vars(Args()).keys():  # before training, rather than at --resume
+        raise UsageError("Settings of a subclass cannot be loaded again: add yours to Args itself.")
     if saved and args.run_name not in (None, saved["args"].run_name):
         raise UsageError(f"--run-name: a run stays in its folder, {saved['run_dir']}.")
     return args

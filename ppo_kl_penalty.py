@@ -532,15 +532,16 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
 
     def say_where(kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, KeyboardInterrupt | SystemExit):
-            place = f"at step {global_step}. To continue: --resume {run_dir}"
-            print(f"Interrupted {place}", file=sys.stderr)
+            advice = f"To continue from the last checkpoint: --resume {run_dir}"
+            print(f"Interrupted at step {global_step}. {advice}", file=sys.stderr)
 
     resources.push(say_where)  # called at the end, with the error if there is one
     replayed = bool(saved) and replay(envs, saved, raw_obs)  # which fills raw_obs
     if replayed:  # the saved statistics have seen these observations
         discounted_returns = saved["discounted_returns"].numpy()
     else:
-        rng = np.random.default_rng([args.seed, finished])  # of seeds only
+        # Only seeds are drawn here: that iteration `finished` drew its noise from it does no harm.
+        rng = np.random.default_rng([args.seed, finished])
         for i, env in enumerate(envs):
             raw_obs[i] = env.begin(rng.integers(2**31).item())
         obs_stats.update(raw_obs)
@@ -651,7 +652,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
         # Large steps make progress; small ones at the end average out noise.
         learning_rate = args.learning_rate * (remaining if args.anneal_lr else 1.0)
-        update_args.learning_rate.fill_(learning_rate)  # fill others that `update` reads likewise
+        update_args.learning_rate.fill_(learning_rate)  # `update` would not see an assignment
         beta = 0.0 if args.kl_mode == "none" else kl_coef
         update_args.kl_coef.fill_(beta)
         mb_metrics: list[Tensors] = []  # of each epoch, with one number per minibatch
@@ -774,15 +775,15 @@ def show_mujoco_warning(text: str) -> None:
 
 # Copied from ppo_continuous_action.py
 def name_of(env_factory: EnvFactory, env: gym.Env) -> str:
-    """The module and name of the function that makes the environment, or of its class."""
+    """Module and name of what makes the environment, or of its class: runs are called that."""
     is_named = isinstance(env_factory, FunctionType) and "<" not in env_factory.__qualname__
-    maker: Any = env_factory if is_named else type(env.unwrapped)  # a local name says too little
+    maker: Any = env_factory if is_named else type(env.unwrapped)  # not <lambda>, <locals>
     return f"{maker.__module__}:{maker.__qualname__}{given_to(env_factory)}"
 
 
 # Copied from ppo_continuous_action.py
 def given_to(maker: Any) -> str:
-    """Numbers and words that a partial function passes on, which may change the simulator."""
+    """Numbers and words that a partial function passes on: they tell simulators apart."""
     if not isinstance(maker, functools.partial):
         return ""
     words = [f"{x}" for x in maker.args if isinstance(x, int | float | str)]
@@ -803,7 +804,7 @@ def vector(space: gym.Space, obs: Any) -> np.ndarray:
 
 # Copied from ppo_continuous_action.py
 class Recorder(gym.Wrapper):
-    """Records the episode: seed and actions, for `replay`; return; latest obs and info."""
+    """Records the episode: seed and actions, for `replay`; return; obs; info, for your own code."""
 
     def begin(self, seed: int) -> np.ndarray:
         self.seed = seed
@@ -966,6 +967,7 @@ def recorded(function: Callable) -> Callable:
                 reason = str(error).partition("\n")[0]
                 tqdm.write(f"{function.__name__} cannot be recorded, so it takes longer: {reason}")
         if not recorded_outputs:
+            # What is recorded must have run before on the same stream.
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 result = function(*inputs)
@@ -1034,7 +1036,7 @@ def open_run(
         run_dir.mkdir(parents=True, exist_ok=True)
         # The operating system frees this lock when the process ends, even if it is killed.
         resources.enter_context(filelock.FileLock(run_dir / "lock", timeout=0))
-        if not saved and any(run_dir.rglob("checkpoint.pt")):  # best_checkpoint.py has folders
+        if not saved and any(run_dir.rglob("checkpoint.pt")):  # or one that a recipe put deeper
             raise UsageError(f"{run_dir} has a run already: change --run-name, or --resume it.")
         if args.track:
             import wandb
@@ -1134,8 +1136,8 @@ def load_checkpoint(run_dir: str | Path | Saved, agent_class: type[Agent] | None
 def settings_for(saved: Saved, args: Args | None, env_factory: EnvFactory | None) -> Args:
     """`args`, or by default those of a checkpoint, if there is one. Refuses what cannot work."""
     args = args or saved.get("args") or Args()
-    if vars(args).keys() != vars(Args()).keys():
-        raise UsageError("Only settings of Args itself can be loaded again: add yours to it.")
+    if vars(args).keys() != vars(Args()).keys():  # before training, rather than at --resume
+        raise UsageError("Settings of a subclass cannot be loaded again: add yours to Args itself.")
     if saved and args.run_name not in (None, saved["args"].run_name):
         raise UsageError(f"--run-name: a run stays in its folder, {saved['run_dir']}.")
     if saved and saved["own_env"] and not env_factory and args.env_id == saved["args"].env_id:
@@ -1211,7 +1213,8 @@ def evaluate(
             if hasattr(env.unwrapped, "mujoco_renderer") and env.unwrapped.model.ncam:
                 env.unwrapped.mujoco_renderer.camera_id = 0  # follows the body
             # Filming starts with the first episode, and goes on until the film is long enough.
-            env = gym.wrappers.RecordVideo(  # around what the Recorder is around: it has no `begin`
+            # RecordVideo has no `begin`: it goes between the environment and a new Recorder.
+            env = gym.wrappers.RecordVideo(
                 env.env, f"{folder}", lambda k: k == 0, video_length=video_length
             )
             env = Recorder(resources.enter_context(env))

@@ -33,6 +33,9 @@ and `--value-model separate` 20 (with LoRA, 2).
 Differences from ppo2: advantages are normalized once per iteration, over all processes; values are
 not clipped; Adam's second moment has a decay of 0.95, and epsilon is 1e-8; `--max-turns` and
 `truncated` end an episode for good (limits are part of the task, and the model cannot go on).
+
+Tags: "Detail 5/37" is one of the 37 of Huang et al. (2022), with its place in openai/baselines, of
+which those for games and robots are missing here; "Detail G1" is GRPO's; "Extra" is neither.
 """
 
 import argparse
@@ -220,10 +223,11 @@ def respond(
     """
     device = seen.device
     tokens, added = pad_left([x.tokens[x.num_read :] for x in episodes], device)
-    # A window counts padding. Between tokens, it would push others out.
-    window, ahead = window_of(model), torch.cat([seen, added], dim=1)
-    if ahead.shape[1] + args.max_tokens > window and (ahead.diff(dim=1) < 0).any():
-        problem = f"some layers of --model see {window} tokens, and padding counts among them"
+    # Layers with a window count padding: behind a token (a 1, then a 0), it pushes others out.
+    ahead = torch.cat([seen, added], dim=1)
+    padded_behind = (ahead.diff(dim=1) < 0).any()
+    if ahead.shape[1] + args.max_tokens > window_of(model) and padded_behind:
+        problem = "padding would change what some layers of --model see"
         raise UsageError(f"In episodes of several turns, {problem}: use --sampling-batch 1.")
     writing = [True] * len(episodes)
     for _ in range(args.max_tokens):
@@ -465,9 +469,9 @@ class Weights:
         # Extra: Adam's weights are float32
         # In bfloat16, a step smaller than 1/256 of a weight would be rounded away.
         self.masters = [x.detach().float() for x in self.copies]
-        groups = [
+        groups = [  # the value head is the last module of an agent: its weights and its bias
             {"params": self.masters[:-2], "lr": args.learning_rate},
-            {"params": self.masters[-2:], "lr": args.value_lr},  # of the value head
+            {"params": self.masters[-2:], "lr": args.value_lr},
         ]
         self.adam = torch.optim.Adam(groups, betas=(0.9, 0.95), fused=True)
 
@@ -536,8 +540,8 @@ def train(
 
     `resume` is the folder of a run to continue. Returns the `agent`; the `episodes` of this
     process, each {"global_step", "return", "length"}; `updates`, the metrics of each iteration;
-    `evaluations`, (iteration, return) of each; `args` and `run_dir`. What was before `resume` is
-    that of the first process.
+    `evaluations`, (iteration, return) of each; `args` and `run_dir`. The first process saves its
+    own, so that after `resume`, all have its entries of before.
     """
     saved = load_checkpoint(resume) if resume else {}
     with ExitStack() as resources:
@@ -703,7 +707,7 @@ def check_settings(args: Args) -> None:
     if args.num_episodes < args.num_minibatches:
         raise UsageError("--num-minibatches must not be more than --num-episodes.")
     if args.prompts and args.env != "sums":
-        raise UsageError("--env and --prompts are two tasks: choose one of them.")
+        raise UsageError("--prompts and --env (or `make`) are two tasks: choose one of them.")
     if args.advantages == "gae" and args.value_warmup >= args.num_iterations:
         raise UsageError("--value-warmup must be less than --num-iterations.")
 
@@ -734,7 +738,7 @@ class Chat:
         return self.tokenizer(self.render(messages), add_special_tokens=begins)["input_ids"]
 
     def following(self, messages: Messages) -> list[int]:
-        """Tokens that the chat template writes behind a response, if it has ended with none."""
+        """Tokens that the chat template writes behind a response, the end of its turn included."""
         if not self.tokenizer.chat_template:
             return []
         made_up = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "(RESPONSE)"}]
@@ -799,6 +803,8 @@ def window_of(model: Any) -> float:
     """The smallest number of tokens that a layer sees; infinity if all see the whole text."""
     from transformers import DynamicCache
 
+    if model.config.model_type == "mpt":
+        return 0  # its positions count padding behind a token, even if it sees all
     layers = DynamicCache(config=model.config).layers
     return min((x.sliding_window for x in layers if x.is_sliding), default=math.inf)
 
@@ -881,7 +887,7 @@ def read_lines(path: str) -> list[tuple[Any, dict]]:
     """The prompts of a JSONL file, each with the other columns of its line."""
     prompts = []
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")  # a text may have other ends
+        lines = Path(path).read_text(encoding="utf-8").split("\n")  # texts may have U+2028
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--prompts {path}: {error}.") from error
     for number, line in enumerate(lines, 1):
@@ -926,18 +932,20 @@ def environment_maker(args: Args) -> EnvFactory:
                 about = f"{error}: it is given a response and {', '.join(others) or 'no columns'}"
                 raise UsageError(f"--reward {args.reward}: {about}.") from error
         return lambda: Prompts(prompts, reward)
+    if "(" in args.env:
+        raise UsageError(f"{args.env} was made by a program: give its `make` again.")
     return Sums if args.env == "sums" else named("--env", args.env)
 
 
 def name_of(env_factory: EnvFactory, env: gym.Env) -> str:
-    """The module and name of the function that makes the environment, or of its class."""
+    """Module and name of what makes the environment, or of its class: runs are called that."""
     is_named = isinstance(env_factory, FunctionType) and "<" not in env_factory.__qualname__
-    maker: Any = env_factory if is_named else type(env.unwrapped)  # a local name says too little
+    maker: Any = env_factory if is_named else type(env.unwrapped)  # not <lambda>, <locals>
     return f"{maker.__module__}:{maker.__qualname__}{given_to(env_factory)}"
 
 
 def given_to(maker: Any) -> str:
-    """Numbers and words that a partial function passes on, which may change the simulator."""
+    """Numbers and words that a partial function passes on: they tell simulators apart."""
     if not isinstance(maker, functools.partial):
         return ""
     words = [f"{x}" for x in maker.args if isinstance(x, int | float | str)]
@@ -1006,9 +1014,10 @@ def load_model(args: Args, device: torch.device) -> tuple[Any, Chat, Any]:
             warnings.simplefilter("ignore", FutureWarning)  # of a name that peft uses
             adapter = peft.get_peft_model(model, lora).to(device)
     chat = Chat(tokenizer, stops, getattr(config, "max_position_embeddings", None) or math.inf)
-    # Some have a template whose end of a turn is not among their ends of a text.
-    ends = chat.following([{"role": "user", "content": "?"}])[:1]
-    chat.stops |= {*ends} & {*tokenizer.all_special_ids}
+    # A template may end a turn with another token than the model ends a text, behind a space.
+    ends = chat.following([{"role": "user", "content": "?"}])[:2]
+    end = next((x for x in ends if tokenizer.decode([x]) != " "), None)
+    chat.stops |= {end} & {*tokenizer.all_special_ids}
     return model.to(device), chat, adapter
 
 
@@ -1066,7 +1075,7 @@ def open_run(
     rows = [f"| {setting} | {value} |" for setting, value in vars(args).items()]
     writer.add_text("hyperparameters", "\n".join(["| setting | value |", "|-|-|", *rows]))
     source = SCRIPT.read_text(encoding="utf-8") if SCRIPT.is_file() else ""
-    writer.add_text("details", "  \n".join(re.findall(r"# ((?:Detail|Extra|Dev).*: .*)", source)))
+    writer.add_text("details", "  \n".join(re.findall(r"# ((?:Detail|Extra).*: .*)", source)))
     print(f"Logs and checkpoints: {run_dir}")
     if len(saved.get("updates", [])) >= args.num_iterations:
         print("All iterations are done: raise --num-iterations to train on.")
@@ -1159,10 +1168,10 @@ def restore(weights: Weights, saved: dict, args: Args) -> None:
         if getattr(args, name) != getattr(saved["args"], name):
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} is that of {saved['run_dir']}, and cannot change.")
-    for master, x in zip(weights.masters, saved["weights"], strict=True):
+    for master, x in zip(weights.masters, saved.pop("weights"), strict=True):
         master.copy_(x)
     weights.publish()
-    weights.adam.load_state_dict(saved["adam"])
+    weights.adam.load_state_dict(saved.pop("adam"))  # popped: both are large
 
 
 def save_model(model: Any, adapter: Any, chat: Chat, folder: Path) -> None:
@@ -1179,10 +1188,11 @@ def save_model(model: Any, adapter: Any, chat: Chat, folder: Path) -> None:
 
 def load_trained(run_dir: str | Path, args: Args | None = None) -> tuple[Args, Any, Chat]:
     """The settings of a run that has ended, its model, and the model's format of chats."""
-    folder = Path(run_dir, "model")
-    if not folder.is_dir():
+    folder, saved = Path(run_dir, "model"), load_checkpoint(run_dir)
+    # The model of a run that was resumed with more iterations is that of its first end.
+    if not folder.is_dir() or len(saved["updates"]) < saved["args"].num_iterations:
         raise UsageError(f"{folder} is written when a run ends: --resume {run_dir} continues it.")
-    args = args or load_checkpoint(run_dir)["args"]
+    args = args or saved["args"]
     model_args = dataclasses.replace(args, model=str(folder), lora_rank=0)
     model, chat, _ = load_model(model_args, choose_device(args))
     return args, model.eval().requires_grad_(False), chat

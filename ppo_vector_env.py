@@ -715,7 +715,7 @@ def named(args: Args, make: Any, envs: Any) -> Args:
 
 # Copied from ppo_continuous_action.py
 def given_to(maker: Any) -> str:
-    """Numbers and words that a partial function passes on, which may change the simulator."""
+    """Numbers and words that a partial function passes on: they tell simulators apart."""
     if not isinstance(maker, functools.partial):
         return ""
     words = [f"{x}" for x in maker.args if isinstance(x, int | float | str)]

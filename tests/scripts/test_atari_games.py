@@ -143,4 +143,4 @@ def test_when_the_learner_is_killed_its_processes_end(
     else:
         assert learner.exitcode == 128 + kind
         last = error.rstrip().splitlines()[-1]
-        assert re.fullmatch(r"Interrupted at step \d+\. To continue: --resume runs/run", last)
+        assert re.fullmatch(r"Interrupted at step \d+\. To continue.*: --resume runs/run", last)

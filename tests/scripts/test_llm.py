@@ -196,9 +196,23 @@ def test_a_window_sees_as_many_tokens_in_the_sampler_as_in_training(settings):
         np.testing.assert_allclose(logprobs, [y for x in episodes for y in x.logprobs], atol=1e-4)
     for window in (12, 46):  # 46: the second response would go beyond it
         model = tiny_llm.make_model("Mistral", sliding_window=window)
-        problem = rf"see {window} tokens, .* use --sampling-batch 1\."
-        with pytest.raises(ppo.UsageError, match=problem):
+        with pytest.raises(ppo.UsageError, match=r"what some layers of .* --sampling-batch 1\."):
             played((model, loaded[1]), settings(max_turns=2))
+
+
+def test_a_model_that_counts_padding_between_tokens_gets_none(settings):
+    sizes = {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 256}
+    loaded = (
+        tiny_llm.make_model("Mpt", **sizes),
+        ppo.Chat(tiny_llm.make_tokenizer(), {0}, limit=256),
+    )
+    for changes in ({"max_turns": 1}, {"sampling_batch": 1}):
+        args = settings(**changes)
+        episodes = played(loaded, args)
+        logprobs = ppo.read(agent_of(loaded, args), episodes, args, CPU)[0]
+        np.testing.assert_allclose(logprobs, [y for x in episodes for y in x.logprobs], atol=1e-4)
+    with pytest.raises(ppo.UsageError, match="use --sampling-batch 1"):
+        played(loaded, settings())
 
 
 FAMILIES = (
@@ -1109,6 +1123,8 @@ def test_an_own_simulator_gives_the_run_its_name(settings):
     makers = {"Own": lambda: Own(), "Own(7)": functools.partial(Own, 7)}
     for name, maker in makers.items():
         assert ppo.name_of(maker, Own()).endswith(name)
+    with pytest.raises(ppo.UsageError, match=r"Own\(7\) was made by a program: give its `make`"):
+        ppo.environment_maker(settings(env="tasks:Own(7)"))
 
 
 @pytest.mark.slow
@@ -1356,7 +1372,7 @@ def test_prompts_of_a_file_are_trained_on_but_for_the_last_ones(run, monkeypatch
         ("--value-warmup 1 --num-iterations 1", "--value-warmup must be less than --num-iter"),
         (
             "--env a:b --prompts good.jsonl --reward a:b",
-            "--env and --prompts are two tasks: choose one",
+            "--prompts and --env (or `make`) are two tasks: choose one",
         ),
         ("--num-minibatches 9", "--num-minibatches must not be more than --num-episodes."),
         ("--model nowhere/at-all", "--model nowhere/at-all could not be loaded: "),
@@ -1507,9 +1523,10 @@ def test_a_damaged_model_is_a_sentence(tmp_path, cli, folder):
     assert code == 2 and "damaged could not be loaded: " in error and "Traceback" not in error
 
 
-def test_the_end_of_a_turn_ends_a_response_if_the_template_has_another_one(tmp_path, settings):
+@pytest.mark.parametrize("end", ["<system>", " <system>"])
+def test_the_end_of_a_turn_ends_a_response_if_the_template_has_another_one(tmp_path, settings, end):
     """As that of a base model that was trained on whole texts."""
-    template = tiny_llm.TEMPLATE.replace("<eos>", "<system>")
+    template = tiny_llm.TEMPLATE.replace("<eos>", end)
     model = tiny_llm.write(tmp_path / "base", template=template)
     _, chat, _ = ppo.load_model(settings(model=model), CPU)
     assert chat.stops == {tiny_llm.WORDS.index(x) for x in ("<eos>", "<system>")}
@@ -1632,6 +1649,14 @@ def test_folders_of_other_runs_are_left_alone(run, cli, settings):
     assert code == 2 and "--resume trains, and --evaluate does not" in error
     code, _, error = cli("--evaluate runs/done --eval-episodes 0", usual="")
     assert code == 2 and "--eval-episodes (0)" in error
+    path = result["run_dir"] / "checkpoint.pt"
+    saved = torch.load(path)
+    saved["args"]["num_iterations"] = 2  # as after --resume with this flag, and a signal
+    torch.save(saved, path)
+    with pytest.raises(ppo.UsageError, match="runs/done/model is written when a run ends"):
+        ppo.load_trained("runs/done")
+    saved["args"]["num_iterations"] = 1
+    torch.save(saved, path)
     (result["run_dir"] / "model").rename("elsewhere")
     for function in (ppo.load_policy, ppo.evaluate):
         with pytest.raises(ppo.UsageError, match="runs/done/model is written when a run ends"):
@@ -1639,6 +1664,15 @@ def test_folders_of_other_runs_are_left_alone(run, cli, settings):
     Path("runs/file").touch()
     code, _, error = cli("--run-name file")
     assert code == 2 and "runs/file: File exists: change --run-name" in error
+
+
+def test_a_resumed_run_drops_what_it_has_loaded(run, monkeypatch):
+    """It would take as much memory again as Adam and its weights do."""
+    run_dir = run(num_iterations=1)["run_dir"]
+    saved = ppo.load_checkpoint(run_dir)
+    monkeypatch.setattr(ppo, "load_checkpoint", lambda _: saved)
+    ppo.train(resume=run_dir)
+    assert "updates" in saved and not {"weights", "adam"} & saved.keys()
 
 
 @pytest.mark.slow
