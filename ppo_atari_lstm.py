@@ -18,7 +18,8 @@ The code follows OpenAI's ppo2 (openai/baselines@ea25b9e8) down to "The 37 Imple
 PPO" (Huang et al. 2022). Each detail is a comment above its line, with its settings in parentheses,
 its place in baselines/ (long paths: the end) in brackets, and its reason below. Details 23-31 are
 in ppo_continuous_action.py and 37 in ppo_multidiscrete.py. Compared with ppo_atari.py, this script
-has an LSTM in the agent, its state in `train`, and minibatches of whole games.
+has an LSTM in the agent, its state in `train`, and minibatches of whole games. What is "Copied
+from" another script is the same there, to the byte: change it there.
 
 An observation is one frame, and an action lasts four. On Linux, each core plays a share of the
 games. The LSTM has H = 128 units. Its state is one tensor (2, B, H): the outputs and the cells.
@@ -89,7 +90,7 @@ Tensors = dict[str, Tensor]
 UpdateArgs = SimpleNamespace  # settings whose floats are tensors, see `update_args`
 Saved = dict[str, Any]  # a checkpoint that `load_checkpoint` has read
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]  # --lr for --learning-rate
-# Of other integers the least is 1, of other floats 0; of others the most is inf.
+# Limits of settings. Others: integers from 1, floats from 0, to infinity.
 LEAST = {"seed": 0, "ent_coef": -math.inf}
 MOST = {"gamma": 1, "gae_lambda": 1, "seed": 2**63 - 1, "sticky_actions": 1, "torch_threads": 1024}
 PLAYED = {"env_id", "sticky_actions"}  # settings that may change with --evaluate
@@ -167,7 +168,7 @@ class NoopReset(gym.Wrapper):
             _, _, terminated, truncated, info = self.env.step(0)
             if terminated or truncated:
                 _, info = self.env.reset()
-        return self.env.render(), info
+        return self.env.render(), info  # observations are the RAM, see `make_game`
 
 
 class MaxAndSkip(gym.Wrapper):
@@ -250,7 +251,7 @@ class WarpFrame(gym.ObservationWrapper):
         self.observation_space = gym.spaces.Box(0, 255, (84, 84), np.uint8)
 
     def observation(self, frame: np.ndarray) -> np.ndarray:
-        import cv2
+        import cv2  # not above: --help needs none of it
 
         # Detail 18/37: warp frame [common/atari_wrappers.py L134-185]
         # What matters stays visible in one fourteenth of the numbers.
@@ -268,7 +269,7 @@ class ClipReward(gym.RewardWrapper):
 
 
 def make_env(args: Args, videos: str | None = None, video_length: int = 0) -> gym.Env:
-    """Make one game with observations (k, 84, 84). So many frames are filmed into `videos`."""
+    """Make one game with observations (k, 84, 84). Films `video_length` frames into `videos`."""
     env = NoopReset(make_game(args))
     env = MaxAndSkip(env)
     env = gym.wrappers.TimeLimit(env, MAX_GAME_STEPS)
@@ -439,7 +440,7 @@ def approx_kl(logratio: Tensor) -> Tensor:
 
 
 # Copied from ppo_continuous_action.py
-def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: Tensor) -> Tensor:
+def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor) -> Tensor:
     """Clipped surrogate objective (paper, equation 7), negated for descent; a scalar."""
     ratio = logratio.exp()  # how much more likely the actions are than under the old policy
     # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
@@ -502,7 +503,7 @@ def ppo_loss(agent: Agent, minibatch: Batch, args: UpdateArgs) -> tuple[Tensor, 
 
 
 def ppo_update(
-    agent: Agent, adam: torch.optim.Adam, batch: Batch, chosen: Tensor, args: Args
+    agent: Agent, adam: torch.optim.Adam, batch: Batch, chosen: Tensor, args: UpdateArgs
 ) -> Tensors:
     """Take an Adam step on the games `chosen` (B,) of the batch (T, N, ...); return the metrics.
 
@@ -538,7 +539,7 @@ def train(
     `agent`; the last `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics
     of each iteration; `args`; `run_dir`, the folder of logs and checkpoints. After each iteration,
     `on_iteration` gets the same; it may raise to end the run. `update` takes the place of
-    `ppo_update`, and `agent_class` that of `Agent`.
+    `ppo_update`, with the same arguments, and `agent_class` that of `Agent`.
     """
     # inference_mode(False) switches gradients on, even in `no_grad` of the caller.
     with torch.inference_mode(False), ExitStack() as resources:
@@ -566,7 +567,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
     num_iterations = int(args.total_timesteps // batch_size)
 
     # --- Games, and arrays for a rollout (T, N, ...) ---
-    games = Games(resources, args)  # first of all, because forks copy what there is
+    games = Games(resources, args)  # before tensors and threads: forks copy what there is
     raw_obs = games.obs  # what the games show now, (N, 1, 84, 84)
     sizes = (games.num_actions,)  # what an agent is made for
     shape = (args.num_steps, args.num_envs)
@@ -586,7 +587,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
     agent = saved["agent"] if saved else parts.agent_class(*sizes)
     agent.to(device).eval()  # dropout and the like are only switched on for updates
     agent.bfloat16 = args.bfloat16
-    adam = torch.optim.Adam(agent.parameters(), fused=True)
+    adam = torch.optim.Adam(agent.parameters(), fused=True)  # its step size: in `ppo_update`
     if saved:
         adam.load_state_dict(saved["adam"])
     episodes = saved.get("episodes", [])
@@ -972,7 +973,7 @@ class Games:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with it
         self.games = {i: Game(make_env(args), self.obs[i]) for i in share}
-        while os.getppid() == multiprocessing.parent_process().pid:
+        while os.getppid() == multiprocessing.parent_process().pid:  # else it died before
             pipe.send(self.play(*pipe.recv()))
 
     def play(self, method: str, arguments: dict[int, Any]) -> dict[int, Any] | Exception:
@@ -1020,7 +1021,7 @@ SCRIPT = Path(globals().get("__file__", "notebook"))  # pasted into a notebook, 
 
 # Copied from ppo_continuous_action.py
 def means(rows: list[Tensors]) -> dict[str, float]:
-    """Mean of each metric over the minibatches of all rows."""
+    """Mean of each metric over the minibatches of all rows, one or several of them in each."""
     return {x: torch.cat([row[x].flatten() for row in rows]).mean().item() for x in rows[0]}
 
 
@@ -1072,7 +1073,7 @@ def open_run(
         run_dir.mkdir(parents=True, exist_ok=True)
         # The operating system frees this lock when the process ends, even if it is killed.
         resources.enter_context(filelock.FileLock(run_dir / "lock", timeout=0))
-        if not saved and any(run_dir.rglob("checkpoint.pt")):  # or one that a recipe put deeper
+        if not saved and any(run_dir.rglob("checkpoint.pt")):  # deeper: best_checkpoint.py
             raise UsageError(f"{run_dir} has a run already: change --run-name, or --resume it.")
         if args.track:
             import wandb
@@ -1090,6 +1091,7 @@ def open_run(
     resources.enter_context(writer)
     rows = [f"| {setting} | {value} |" for setting, value in vars(args).items()]
     writer.add_text("hyperparameters", "\n".join(["| setting | value |", "|-|-|", *rows]))
+    # Which details this file has, by their tags: a copy of it may have others.
     source = SCRIPT.read_text(encoding="utf-8") if SCRIPT.is_file() else ""
     writer.add_text("details", "  \n".join(re.findall(r"# ((?:Detail|Extra|Dev).*: .*)", source)))
     print(f"Logs and checkpoints: {run_dir}")
@@ -1099,7 +1101,7 @@ def open_run(
 # Copied from ppo_continuous_action.py
 def check_settings(args: Args) -> None:
     """Refuse numbers out of their range, unknown choices, and a name that is a path."""
-    if isinstance(getattr(args, "compile", None), bool):  # as programs for version 6 say it
+    if isinstance(getattr(args, "compile", None), bool):  # of version 6; the LSTM's has none
         object.__setattr__(args, "compile", "yes" if args.compile else "no")
     for field in dataclasses.fields(args):
         value, kind = getattr(args, field.name), type(field.default)
@@ -1300,7 +1302,7 @@ def main() -> None:
     parser.add_argument("--paper", action="store_true")
     with command_line() as flags:
         given = parser.parse_known_args(flags)[0]
-        saved = load_checkpoint(given.folder) if given.folder else {}
+        saved = load_checkpoint(given.folder) if given.folder is not None else {}
         args = saved.get("args") or Args()
         if given.paper:
             args = dataclasses.replace(args, **PAPER)

@@ -11,7 +11,8 @@
 This is the other objective of Schulman et al. 2017 (arXiv 1707.06347, section 4). It does not clip
 the ratio of new to old probabilities. Instead, the policy pays a price for moving away from the one
 that collected the data: beta * KL(old || new). After each update, beta is adapted for the next one.
-The tags K1-K3 mark what is new. All else is ppo_continuous_action.py, which explains PPO.
+The tags K1-K3 mark what is new. All else is ppo_continuous_action.py, which explains PPO; what is
+"Copied from" there is the same, to the byte: change it there.
 
 In the paper's Table 1, clipping has a normalized score of 0.82. An adaptive beta with targets of
 0.003, 0.01, 0.03 has 0.68, 0.74, 0.71. A fixed beta (`--kl-mode fixed`) has 0.62 to 0.72, and
@@ -988,7 +989,7 @@ SCRIPT = Path(globals().get("__file__", "notebook"))  # pasted into a notebook, 
 
 
 def means(rows: list[Tensors]) -> dict[str, float]:
-    """Mean of each metric over the minibatches of all rows."""
+    """Mean of each metric over the minibatches of all rows, one or several of them in each."""
     return {x: torch.cat([row[x].flatten() for row in rows]).mean().item() for x in rows[0]}
 
 
@@ -1036,7 +1037,7 @@ def open_run(
         run_dir.mkdir(parents=True, exist_ok=True)
         # The operating system frees this lock when the process ends, even if it is killed.
         resources.enter_context(filelock.FileLock(run_dir / "lock", timeout=0))
-        if not saved and any(run_dir.rglob("checkpoint.pt")):  # or one that a recipe put deeper
+        if not saved and any(run_dir.rglob("checkpoint.pt")):  # deeper: best_checkpoint.py
             raise UsageError(f"{run_dir} has a run already: change --run-name, or --resume it.")
         if args.track:
             import wandb
@@ -1054,6 +1055,7 @@ def open_run(
     resources.enter_context(writer)
     rows = [f"| {setting} | {value} |" for setting, value in vars(args).items()]
     writer.add_text("hyperparameters", "\n".join(["| setting | value |", "|-|-|", *rows]))
+    # Which details this file has, by their tags: a copy of it may have others.
     source = SCRIPT.read_text(encoding="utf-8") if SCRIPT.is_file() else ""
     writer.add_text("details", "  \n".join(re.findall(r"# ((?:Detail|Extra|Dev).*: .*)", source)))
     print(f"Logs and checkpoints: {run_dir}")
@@ -1062,7 +1064,7 @@ def open_run(
 
 def check_settings(args: Args) -> None:
     """Refuse numbers out of their range, unknown choices, and a name that is a path."""
-    if isinstance(getattr(args, "compile", None), bool):  # as programs for version 6 say it
+    if isinstance(getattr(args, "compile", None), bool):  # of version 6; the LSTM's has none
         object.__setattr__(args, "compile", "yes" if args.compile else "no")
     for field in dataclasses.fields(args):
         value, kind = getattr(args, field.name), type(field.default)
@@ -1266,7 +1268,7 @@ def main() -> None:
     with command_line() as flags:
         sys.path.append("")  # the current folder, for --env-id MODULE:NAME
         folder = parser.parse_known_args(flags)[0].folder
-        saved = load_checkpoint(folder) if folder else {}
+        saved = load_checkpoint(folder) if folder is not None else {}
         default = Command(saved.get("args") or Args())
         command = tyro.cli(Command, args=flags, default=default)
         args = command.args

@@ -57,7 +57,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from types import FunctionType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import filelock
 import gymnasium as gym
@@ -543,7 +543,7 @@ def train(
     `evaluations`, (iteration, return) of each; `args` and `run_dir`. The first process saves its
     own, so that after `resume`, all have its entries of before.
     """
-    saved = load_checkpoint(resume) if resume else {}
+    saved = load_checkpoint(resume) if resume is not None else {}
     with ExitStack() as resources:
         return learn(args or saved.get("args") or Args(), make, saved, resources)
 
@@ -698,6 +698,11 @@ def check_settings(args: Args) -> None:
         if type(value) in (int, float) and not (low <= value <= high and value < math.inf):
             flag = f"--{name.replace('_', '-')} ({value})"
             raise UsageError(f"{flag} must be from {low} to {high}, and finite.")
+    for field in dataclasses.fields(args):
+        choices = get_args(field.type) if get_origin(field.type) is Literal else ()
+        if choices and (value := getattr(args, field.name)) not in choices:
+            flag = f"--{field.name.replace('_', '-')} ({value})"
+            raise UsageError(f"{flag} must be one of {', '.join(choices)}.")
     if bool(args.prompts) != bool(args.reward):
         raise UsageError("--prompts FILE.jsonl and --reward MODULE:FUNCTION need each other.")
     alone = args.group_size < 2 or args.num_episodes % args.group_size
@@ -1074,6 +1079,7 @@ def open_run(
     writer = resources.enter_context(SummaryWriter(run_dir, purge_step=step + 1))  # hide lost steps
     rows = [f"| {setting} | {value} |" for setting, value in vars(args).items()]
     writer.add_text("hyperparameters", "\n".join(["| setting | value |", "|-|-|", *rows]))
+    # Which details this file has, by their tags: a copy of it may have others.
     source = SCRIPT.read_text(encoding="utf-8") if SCRIPT.is_file() else ""
     writer.add_text("details", "  \n".join(re.findall(r"# ((?:Detail|Extra).*: .*)", source)))
     print(f"Logs and checkpoints: {run_dir}")
@@ -1247,7 +1253,7 @@ def main() -> None:
     parser.add_argument("--resume", "--evaluate", dest="folder")
     try:
         folder = parser.parse_known_args()[0].folder
-        args = load_checkpoint(folder)["args"] if folder else Args()
+        args = load_checkpoint(folder)["args"] if folder is not None else Args()
         command = tyro.cli(Command, default=Command(args))
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")

@@ -16,7 +16,8 @@ MultiBinary spaces have several components, and a Discrete one has a single comp
 into bins along each dimension; for MuJoCo's joints, such a policy rivals a Gaussian one (Tang &
 Agrawal 2020, arXiv 1901.10500). With k components of at most n choices, the network has k * n
 logits, and masks exclude the unused ones. The policy, the masks in `train`, `Choices` and
-`valid_choices` are new here. All else is ppo_continuous_action.py, which explains PPO.
+`valid_choices` are new here. All else is ppo_continuous_action.py, which explains PPO; what is
+"Copied from" there is the same, to the byte: change it there.
 
 The code follows OpenAI's ppo2 (openai/baselines@ea25b9e8) down to "The 37 Implementation Details of
 PPO" (Huang et al. 2022). Each detail is a comment above its line, with its settings in parentheses,
@@ -268,7 +269,7 @@ def approx_kl(logratio: Tensor) -> Tensor:
 
 
 # Copied from ppo_continuous_action.py
-def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: Tensor) -> Tensor:
+def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor) -> Tensor:
     """Clipped surrogate objective (paper, equation 7), negated for descent; a scalar."""
     ratio = logratio.exp()  # how much more likely the actions are than under the old policy
     # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
@@ -1015,7 +1016,7 @@ SCRIPT = Path(globals().get("__file__", "notebook"))  # pasted into a notebook, 
 
 
 def means(rows: list[Tensors]) -> dict[str, float]:
-    """Mean of each metric over the minibatches of all rows."""
+    """Mean of each metric over the minibatches of all rows, one or several of them in each."""
     return {x: torch.cat([row[x].flatten() for row in rows]).mean().item() for x in rows[0]}
 
 
@@ -1063,7 +1064,7 @@ def open_run(
         run_dir.mkdir(parents=True, exist_ok=True)
         # The operating system frees this lock when the process ends, even if it is killed.
         resources.enter_context(filelock.FileLock(run_dir / "lock", timeout=0))
-        if not saved and any(run_dir.rglob("checkpoint.pt")):  # or one that a recipe put deeper
+        if not saved and any(run_dir.rglob("checkpoint.pt")):  # deeper: best_checkpoint.py
             raise UsageError(f"{run_dir} has a run already: change --run-name, or --resume it.")
         if args.track:
             import wandb
@@ -1081,6 +1082,7 @@ def open_run(
     resources.enter_context(writer)
     rows = [f"| {setting} | {value} |" for setting, value in vars(args).items()]
     writer.add_text("hyperparameters", "\n".join(["| setting | value |", "|-|-|", *rows]))
+    # Which details this file has, by their tags: a copy of it may have others.
     source = SCRIPT.read_text(encoding="utf-8") if SCRIPT.is_file() else ""
     writer.add_text("details", "  \n".join(re.findall(r"# ((?:Detail|Extra|Dev).*: .*)", source)))
     print(f"Logs and checkpoints: {run_dir}")
@@ -1089,7 +1091,7 @@ def open_run(
 
 def check_settings(args: Args) -> None:
     """Refuse numbers out of their range, unknown choices, and a name that is a path."""
-    if isinstance(getattr(args, "compile", None), bool):  # as programs for version 6 say it
+    if isinstance(getattr(args, "compile", None), bool):  # of version 6; the LSTM's has none
         object.__setattr__(args, "compile", "yes" if args.compile else "no")
     for field in dataclasses.fields(args):
         value, kind = getattr(args, field.name), type(field.default)
@@ -1300,7 +1302,7 @@ def main() -> None:
     with command_line() as flags:
         sys.path.append("")  # the current folder, for --env-id MODULE:NAME
         folder = parser.parse_known_args(flags)[0].folder
-        saved = load_checkpoint(folder) if folder else {}
+        saved = load_checkpoint(folder) if folder is not None else {}
         default = Command(saved.get("args") or Args())
         command = tyro.cli(Command, args=flags, default=default)
         args = command.args

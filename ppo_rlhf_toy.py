@@ -24,7 +24,8 @@ A response is an episode, each of its tokens is an action, and all text before i
 algorithm is that of Ziegler et al. 2019 (arXiv 1909.08593) as released in LHP =
 openai/lm-human-preferences@cbfd210b. R1 to R21 are the details of "The N Implementation Details of
 RLHF with PPO" (Huang et al. 2023), n/37 those of PPO (ppo2 = openai/baselines@ea25b9e8). Each is a
-comment above its line. Where the article and LHP disagree (R17, R20), this file follows LHP. It
+comment above its line. What is "Copied from" another script is the same there, to the byte: change
+it there. Where the article and LHP disagree (R17, R20), this file follows LHP. It
 lacks R6 (several processes) and R12 (prompts cut out of running text). Other differences from LHP:
 AdamW and several epochs for the reward model, which is normalized on truncated samples; gradient
 clipping; a shorter KL horizon. In TRL and OpenRLHF the critic is a network of its own; here, as in
@@ -69,7 +70,7 @@ Limits = dict[str, tuple[float, float]]  # the least and the largest value of se
 LIMITS: Limits = {  # others: from 1 to inf if they are counts, else from 0 to 1e9
     "seed": (0, 2**63 - 1),
     "num_pairs": (14, math.inf),  # one in seven is held out
-    "temperature": (1e-9, 1e9),
+    "temperature": (1e-9, 1e6),  # higher, PAD and BOS would be sampled
     "target_kl": (1e-9, 1e9),
     "gamma": (0, 1),
     "gae_lambda": (0, 1),
@@ -92,7 +93,8 @@ def check_settings(args: Any, limits: Limits) -> None:
         flag = f"--{field.name.replace('_', '-')} ({value})"
         kind = type(field.default)
         low, high = limits.get(field.name, (1, math.inf) if kind is int else (0, 1e9))
-        if kind in (int, float) and value != field.default and not low <= value <= high:  # or NaN
+        changed = value != field.default  # who edits Args may choose a default that is outside
+        if kind in (int, float) and changed and not low <= value <= high:  # or NaN
             raise UsageError(f"{flag} must be from {low} to {high}.")
         choices = Literal[True, False] if kind is bool else field.type
         if get_origin(choices) is Literal and value not in get_args(choices):  # "False" is true
@@ -154,6 +156,7 @@ class Args:
         if self.batch_size % self.num_minibatches:
             raise UsageError("--num-minibatches must divide --batch-size.")
         adapts = self.kl_mode == "adaptive" or self.compare
+        # With a shorter horizon, one adaptation could take beta to 0: it errs by 20 % at most.
         if adapts and (self.kl_coef == 0 or self.kl_horizon <= self.batch_size / 5):
             raise UsageError("To adapt, beta needs --kl-coef > 0, --kl-horizon > --batch-size / 5.")
 
@@ -392,7 +395,7 @@ def masked_gae(
 
 
 # Copied from ppo_continuous_action.py
-def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: Tensor) -> Tensor:
+def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor) -> Tensor:
     """Clipped surrogate objective (paper, equation 7), negated for descent; a scalar."""
     ratio = logratio.exp()  # how much more likely the actions are than under the old policy
     # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
@@ -484,7 +487,7 @@ def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
 
 # === Stage 2: preferences ===
 
-LABEL_NOISE = 0.4  # difference in gold at which the better text is preferred with odds e : 1
+LABEL_NOISE = 0.4  # difference in unscaled gold at which the better text wins with odds e : 1
 NUM_SAMPLES = 2000  # SFT samples that set the scale of gold, and of a reward model
 HELD_OUT = 7  # one pair in seven is held out
 
@@ -531,7 +534,7 @@ def make_preferences(args: Args, reference: Agent, task: Task) -> Preferences:
 
 
 def of_different_texts(pairs: Pairs) -> Pairs:
-    """The pairs about which there is something to be right: both texts of others are the same."""
+    """The pairs of two different texts. About the others, nobody can be right."""
     differs = (pairs.chosen != pairs.rejected).any(dim=1)
     if not differs.any():
         hint = "raise --temperature or --num-pairs"
@@ -564,6 +567,7 @@ def train_reward_model(args: Args, model: RewardModel, preferences: Preferences)
     normalize_reward_model(model, prompts, samples)
     minibatches: list[Tensor] = []
     for epoch in range(args.reward_epochs):
+        # With more epochs, the first ones stay the same.
         generator = stage_generator(args, f"reward-model epoch {epoch}")
         order = torch.randperm(len(pairs.prompts), generator=generator)
         minibatches += order.split(args.reward_batch_size)
@@ -704,7 +708,7 @@ def ppo_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, Tensors]:
         "losses/value_loss": v_loss,
         "losses/entropy": -(all_logprobs.exp() * all_logprobs).sum(-1)[mask].mean(),
         "losses/approx_kl": approx_kl(logratio),
-        "check/update": (whiten(logratio, "zero") * white_advantages).mean(),  # correlation
+        "check/update": (whiten(logratio, "zero") * white_advantages).mean(),  # correlation, > 0
         "losses/clipfrac": ((logratio.exp() - 1).abs() > args.clip_coef).float().mean(),
     }
     return loss, {name: x.detach() for name, x in metrics.items()}
@@ -712,7 +716,7 @@ def ppo_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, Tensors]:
 
 # Copied from ppo_continuous_action.py
 def means(rows: list[Tensors]) -> dict[str, float]:
-    """Mean of each metric over the minibatches of all rows."""
+    """Mean of each metric over the minibatches of all rows, one or several of them in each."""
     return {x: torch.cat([row[x].flatten() for row in rows]).mean().item() for x in rows[0]}
 
 
@@ -792,6 +796,7 @@ def own_process() -> Iterator[None]:
 
 def start_run(args: Any) -> Any:
     """The settings with a name for the run, by default of their own script; makes its folder."""
+    # Recipes have settings of their own, and call this.
     script = Path(getattr(sys.modules[type(args).__module__], "__file__", "notebook")).stem
     run_name = args.run_name or f"{script}__{args.seed}__{time.time_ns()}"
     args = dataclasses.replace(args, run_name=run_name)
@@ -846,7 +851,7 @@ def train(args: Args) -> dict[str, Any]:
             raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
 
     judges, quality = make_judges(args)
-    settings = dataclasses.replace(args, compare=False)
+    settings = dataclasses.replace(args, compare=False)  # each run has one beta, which may be 0
     runs = {settings.ppo_run: settings}
     coefs = {"none": 0.0}  # hacks the reward
     if args.compare:
@@ -868,7 +873,7 @@ def train(args: Args) -> dict[str, Any]:
             "method": "PPO",
             "reward": run.reward,
             "kl_mode": run.kl_mode,
-            "kl_coef": run.kl_coef,
+            "kl_coef": 0.0 if run.kl_mode == "none" else run.kl_coef,
             "target_kl": run.target_kl,
             **metrics,
             "objective/kl_coef": updates[name][-1]["objective/kl_coef"],  # at the end
@@ -1073,7 +1078,7 @@ def evaluate(args: Args, agent: Agent, judges: Judges) -> tuple[Metrics, list[st
 
 
 def best_of_n(args: Args, judges: Judges) -> Results:
-    """Of n samples of the SFT model, keep the one with the best score: PPO's simple rival."""
+    """Of n samples of the SFT model, keep the one that the proxy scores best: PPO's rival."""
     task = judges.task
     generator = stage_generator(args, "best-of-n")
     prompts = task.prompts[torch.randperm(len(task.prompts), generator=generator)]
@@ -1097,7 +1102,7 @@ def best_of_n(args: Args, judges: Judges) -> Results:
 
 
 def report(args: Args, quality: Metrics, results: Results, texts: dict[str, list[str]]) -> None:
-    """Save quality on held-out pairs, results and texts in results.json, then print them."""
+    """Save the reward model's quality, results and texts in results.json, then print them."""
     content = {"args": vars(args), "quality": quality, "results": results, "texts": texts}
     text = json.dumps(finite(content), indent=1, allow_nan=False, default=str)
     (args.run_dir / "results.json").write_text(text)
@@ -1107,7 +1112,7 @@ def report(args: Args, quality: Metrics, results: Results, texts: dict[str, list
     ]
     columns = [x for x in columns if any(x in row for row in results.values())]
     titles = [x.partition("/")[2] for x in columns]
-    lines = ["Pairs held out: " + ", ".join(f"{name} {x:.3g}" for name, x in quality.items())]
+    lines = ["Reward model: " + ", ".join(f"{name} {x:.3g}" for name, x in quality.items())]
     lines.append(f"\n{'model':20}" + "".join(f"{x:>11}" for x in titles))
     for name, row in results.items():
         cells = [f"{row[x]:.3g}" if x in row else "-" for x in columns]

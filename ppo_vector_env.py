@@ -20,7 +20,7 @@ are equally long, they should not end at the same time: where a simulator has `e
 as in Isaac Lab and mjlab, training begins the first ones at random ages.
 
 Differences from ppo2: time limits are not failures; the statistics that normalize observations and
-rewards change once per iteration; each process normalizes its own advantages.
+rewards change once per iteration, and are those of all processes.
 """
 
 import argparse
@@ -39,7 +39,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import filelock
 import gymnasium as gym
@@ -166,9 +166,9 @@ class Agent(nn.Module):
         columns = dict(zip(layout["parts"], torch.arange(sum(sizes)).split(sizes)))  # of each part
         for role in ("policy_obs", "value_obs"):
             chosen = getattr(args, role) or tuple(columns)
-            if not set(chosen) <= columns.keys():
+            if not set(chosen) <= columns.keys() or len(set(chosen)) < len(chosen):
                 flag = f"--{role.replace('_', '-')} ({' '.join(chosen)})"
-                raise UsageError(f"{flag} must be among {', '.join(columns)}.")
+                raise UsageError(f"{flag} must be among {', '.join(columns)}, each once.")
             self.register_buffer(role, torch.cat([columns[name] for name in chosen]))
         self.register_buffer("low", torch.tensor(layout["low"]))
         self.register_buffer("high", torch.tensor(layout["high"]))
@@ -325,7 +325,7 @@ def train(
     iterations; `args`; `run_dir`. After each iteration, `on_iteration` gets the same. `agent_class`
     takes the place of `Agent`, and `update` that of `ppo_update`.
     """
-    saved = load_checkpoint(resume, agent_class) if resume else {}
+    saved = load_checkpoint(resume, agent_class) if resume is not None else {}
     args = args or saved.get("args") or Args()
     with torch.inference_mode(False), torch.enable_grad(), ExitStack() as resources:
         parts = Parts(make, agent_class, update or ppo_update, on_iteration)
@@ -357,7 +357,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
     rng = np.random.default_rng([args.seed, RANK, finished])
     sim_seed, noise_seed = rng.integers(2**31, size=2).tolist()
     sim = make_simulator(resources, args, args.num_envs, sim_seed, parts.make)
-    args = named(args, parts.make, sim.envs)
+    args = called(args, parts.make, sim.envs)  # how folder, log and checkpoint name the simulator
     if args.stagger:
         sim.stagger()
     device = sim.device
@@ -434,7 +434,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         raw_obs[T] = sim.obs
         done = terminated | truncated
         # A step that only begins an episode is no experience, and nothing below may use it.
-        rewards *= acts
+        rewards.masked_fill_(~acts, 0.0)
         acted = acts.flatten().nonzero().flatten()  # the samples that are experience
         check_numbers(raw_obs, raw_final_obs, truncated & ~terminated, rewards, iteration)
 
@@ -482,7 +482,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
             order = acted[torch.randperm(len(acted), generator=generator, device=device)]
             # Some again, in place of what is no experience: at most two of three steps (the
-            # beginning of an episode, one action, the beginning of the next).
+            # beginning of an episode, one action, the beginning of the next), or one of two.
             order = order.repeat(3)[:batch_size]
             for minibatches in order.view(args.num_minibatches, -1).split(STEPS_PER_CALL):
                 rows += update(agent, adam, batch, minibatches, step_size, args)
@@ -531,8 +531,8 @@ class Simulator:
 
     NEXT_STEP (EnvPool): the step after an end ignores its action and only begins an episode. `acts`
     says which environments will act. SAME_STEP: a step returns the first observation of the next
-    episode; the last one is in `infos`, or nowhere (Isaac Lab, mjlab). Then the observation before
-    the step stands in for it, as in rsl_rl and skrl.
+    episode; the last one is in `infos`, or nowhere (Isaac Lab, mjlab by default). Then the
+    observation before the step stands in for it, as in rsl_rl and skrl.
     """
 
     def __init__(
@@ -614,7 +614,8 @@ class Simulator:
         terminated = self.column("terminated", terminated).bool()
         truncated = self.column("truncated", truncated).bool()
         done = terminated | truncated
-        if (time_outs := infos.get("time_outs")) is not None:  # may be of earlier steps
+        if (time_outs := infos.get("time_outs")) is not None:
+            # Some simulators renew them only in steps in which an episode ends.
             time_outs = self.column("time_outs", time_outs).bool()
             truncated = done & (truncated | time_outs)
             terminated = terminated & ~time_outs
@@ -700,8 +701,8 @@ def autoreset_mode(envs: Any) -> AutoresetMode:
     return modes[name]
 
 
-def named(args: Args, make: Any, envs: Any) -> Args:
-    """The settings of a run, which is called by its own simulator if it has one."""
+def called(args: Args, make: Any, envs: Any) -> Args:
+    """The settings of a run. Where you make its simulator, `make` and `env_id` are its name."""
     if make:
         function = getattr(make, "func", make)  # of a partial function
         name = getattr(function, "__qualname__", type(function).__qualname__)
@@ -741,7 +742,7 @@ def make_simulator(
 ) -> Simulator:
     """The simulator that the settings name, or that `make` returns."""
     device = choose_device(args)
-    # Simulators may draw from the global generators. Those of the caller go on afterwards.
+    # Simulators may draw from the global generators, which go on afterwards as they are here.
     gpus = [device] if device.type == "cuda" else []
     resources.enter_context(torch.random.fork_rng(gpus))
     resources.callback(np.random.set_state, np.random.get_state())
@@ -815,10 +816,13 @@ def check_settings(args: Args) -> None:
     """Refuse numbers out of their range, and sizes that do not fit together."""
     if isinstance(args.compile, bool):  # as programs for version 6 say it
         object.__setattr__(args, "compile", "yes" if args.compile else "no")
-    if args.compile not in ("auto", "yes", "no"):
-        raise UsageError(f"--compile ({args.compile}) must be one of auto, yes, no.")
+    for field in dataclasses.fields(args):
+        choices = get_args(field.type) if get_origin(field.type) is Literal else ()
+        if choices and (value := getattr(args, field.name)) not in choices:
+            flag = f"--{field.name.replace('_', '-')} ({value})"
+            raise UsageError(f"{flag} must be one of {', '.join(choices)}.")
     highest = {"gamma": 1, "gae_lambda": 1, "seed": 2**63 - 1}
-    lowest = {"seed": 0, "num_steps": 2, "init_std": 1e-6}
+    lowest = {"seed": 0, "num_steps": 2, "init_std": 1e-6}  # one step may be no experience
     for name, value in vars(args).items():
         is_count = type(getattr(type(args), name, None)) is int  # as its default
         low = lowest.get(name, 1 if is_count else 0)
@@ -875,9 +879,8 @@ def warn_of_settings(args: Args, agent: Agent) -> None:
         hint = "--no-clip-vloss if returns are much larger than that"
         print(f"Values change by {args.clip_coef} at most, and rewards are not scaled: {hint}.")
     low, high = agent.low, agent.high
-    if type(agent) is Agent and (
-        low.max() > -0.1 or high.min() < 0.1 or 10 < high.max() < math.inf
-    ):
+    sizes = torch.cat([-low, high])  # how far actions may go, in each direction
+    if type(agent) is Agent and (sizes.min() < 0.1 or (sizes[sizes.isfinite()] > 10).any()):
         bounds = f"{low.tolist()} and {high.tolist()}"
         about = f"mean 0 and std {args.init_std}, and actions lie between {bounds}"
         print(f"A new policy has {about}: let the simulator scale them.")
@@ -888,7 +891,9 @@ COMPILE_FROM = 20_000  # Adam steps of a run that repay the time it takes to com
 
 def pays_to_compile(args: Args, num_iterations: int) -> bool:
     """Whether to compile the update of a run with so many iterations, resumed ones included."""
-    if WORLD_SIZE > 1:
+    if WORLD_SIZE > 1:  # they wait for each other in each update, which is not compiled
+        if args.compile == "yes":
+            raise UsageError("--compile yes is for one process, without torchrun.")
         return False
     adam_steps = num_iterations * args.update_epochs * args.num_minibatches
     if args.compile == "auto" and adam_steps < COMPILE_FROM:
@@ -955,6 +960,7 @@ def open_run(
     writer = resources.enter_context(SummaryWriter(run_dir, purge_step=step + 1))  # hide lost steps
     rows = [f"| {setting} | {value} |" for setting, value in vars(args).items()]
     writer.add_text("hyperparameters", "\n".join(["| setting | value |", "|-|-|", *rows]))
+    # Which details this file has, by their tags: a copy of it may have others.
     source = SCRIPT.read_text(encoding="utf-8") if SCRIPT.is_file() else ""
     writer.add_text("details", "  \n".join(re.findall(r"# ((?:Detail|Extra|Dev).*: .*)", source)))
     print(f"Logs and checkpoints: {run_dir}{' (new episodes begin)' if saved else ''}")
@@ -973,7 +979,8 @@ class Checkpoint:
     def __init__(self, run_dir: Path, keep_all: bool, saved: Saved) -> None:
         self.run_dir, self.keep_all = run_dir, keep_all
         self.state: Saved = {}
-        self.on_disk = self.step_of(saved) if saved else None  # the step of what is there
+        self.on_disk = self.step_of(saved) if saved else None  # the step of what `place` has
+        self.place = saved.get("path", run_dir)
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -992,7 +999,7 @@ class Checkpoint:
         torch.save(self.state, self.run_dir / "checkpoint.tmp")
         path = self.run_dir / "checkpoint.pt"
         os.replace(self.run_dir / "checkpoint.tmp", path)  # always a whole one
-        self.on_disk = self.step_of(self.state)
+        self.on_disk, self.place = self.step_of(self.state), self.run_dir
         if self.keep_all:
             shutil.copy(path, self.run_dir / f"checkpoint-{self.on_disk}.pt")
 
@@ -1002,7 +1009,7 @@ class Checkpoint:
         if self.step_of(self.state) != self.on_disk:
             self.save()
         if kind in (KeyboardInterrupt, SystemExit):
-            where = f"Interrupted at step {self.on_disk}. To continue: --resume {self.run_dir}"
+            where = f"Interrupted at step {self.on_disk}. To continue: --resume {self.place}"
             print(where, file=sys.stderr)
 
 
@@ -1051,7 +1058,8 @@ def load_checkpoint(run_dir: str | Path, agent_class: type[Agent] = Agent) -> Sa
         reason = f"{type(error).__name__} {error}"[:300]
         problem = "missing, damaged, or from another script or version"
         raise UsageError(f"{path} is {problem}: {reason}") from error
-    return saved | {"args": args, "agent": agent.eval(), "run_dir": path.parent}
+    about = {"run_dir": path.parent, "path": Path(run_dir)}
+    return saved | {"args": args, "agent": agent.eval()} | about
 
 
 class Policy(nn.Module):
@@ -1068,7 +1076,8 @@ class Policy(nn.Module):
         seen = args.policy_obs or tuple(layout["parts"])
         self.parts = {name: size for name, size in layout["parts"].items() if name in seen}
         self.register_buffer("columns", agent.policy_obs.sort().values)
-        # Where each column of the simulator is among these: others are 0, in one that is added.
+        # For each column of the simulator, its place among these. What the policy does not see is
+        # the column of zeros that `forward` adds at the end.
         places = torch.full_like(agent.obs_stats.mean, len(self.columns), dtype=torch.long)
         places[self.columns] = torch.arange(len(self.columns))
         self.register_buffer("places", places)
@@ -1200,7 +1209,7 @@ def main() -> None:
     parser.add_argument("--resume", "--evaluate", dest="folder")
     try:
         folder = parser.parse_known_args()[0].folder
-        args = load_checkpoint(folder)["args"] if folder else Args()
+        args = load_checkpoint(folder)["args"] if folder is not None else Args()
         flags = ["--compile=no" if x == "--no-compile" else x for x in sys.argv[1:]]  # version 6
         command = tyro.cli(Command, args=flags, default=Command(args))
         if command.resume and command.evaluate:

@@ -72,7 +72,7 @@ class Resetting(SyncVectorEnv):
 
     def step(self, actions):
         obs, rewards, failed, cut, infos = super().step(actions)
-        rewards = np.where(self.ended, 1e3, rewards)
+        rewards = np.where(self.ended, np.nan, rewards)
         self.ended = failed | cut
         return obs, rewards, failed, cut, infos
 

@@ -1105,6 +1105,12 @@ def test_flags_beside_evaluate_act_or_are_refused(cli, run, monkeypatch):
     assert code == 2 and "--learning-rate is for training: --evaluate does not use it." in error
 
 
+@pytest.mark.parametrize("name", ["advantages", "value_model", "device"])
+def test_choices_are_checked_in_python_too(settings, name):
+    with pytest.raises(ppo.UsageError, match=rf"--{name.replace('_', '-')} \(x\) must be one of"):
+        settings(**{name: "x"})
+
+
 def test_a_whole_number_may_stand_for_a_fraction(settings):
     assert settings(ent_coef=0, vf_coef=0, max_grad_norm=2).ent_coef == 0
 

@@ -39,6 +39,8 @@ def test_a_run_is_resumed_on_request_only_and_keeps_settings_that_no_flag_change
     assert " 50%|" in err and " 2/4 [" in err  # the progress bar goes on as well
     code, _, err = cli("--resume runs/run0 --evaluate runs/run0")
     assert code == 2 and "choose one of them" in err
+    code, _, err = cli("--resume=")  # as of a variable of the shell that is not set
+    assert code == 2 and "checkpoint.pt is missing" in err
     code, _, err = cli("--evaluate runs/run0 --gamma 0.5")
     assert code == 2 and "--gamma is for training: --evaluate does not use it." in err
     code, _, err = cli("--resume runs/run0 --run-name other")

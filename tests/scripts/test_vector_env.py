@@ -470,6 +470,8 @@ def test_parts_that_are_not_there_are_refused():
         args = ppo.Args(**{role: ("state", "stat")})
         with pytest.raises(ppo.UsageError, match=r"obs \(state stat\) must be among state, hidden"):
             ppo.Agent(layout, args)
+    with pytest.raises(ppo.UsageError, match=r"\(state state\) .*, each once"):
+        ppo.Agent(layout, ppo.Args(policy_obs=("state", "state")))
     agent = ppo.Agent(layout, ppo.Args(policy_obs=("hidden",), value_obs=("hidden", "state")))
     assert agent.policy_obs.tolist() == [2] and agent.value_obs.tolist() == [2, 0, 1]
 
@@ -586,6 +588,28 @@ def test_whether_a_step_was_the_last_one_depends_on_the_iterations_that_are_left
     less = {"total_timesteps": 3 * T * N - 10, "num_envs": 4}  # an iteration is smaller now
     assert run(resume=found.run_dir, **less).updates[-1]["global_step"] > 2 * T * N
     assert "was the last one" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["activation", "backend", "vectorization_mode", "device"])
+def test_choices_are_checked_in_python_too(name):
+    with pytest.raises(ppo.UsageError, match=rf"--{name.replace('_', '-')} \(x\) must be one of"):
+        ppo.Args(**{name: "x"})
+
+
+def test_where_an_interrupted_run_goes_on_is_where_its_step_is(run, capsys):
+    """A checkpoint that was named, if it has not learned since."""
+    run(total_timesteps=2 * T * N, keep_checkpoints=True, checkpoint_interval=1, run_name="old")
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    named = f"runs/old/checkpoint-{T * N}.pt"
+    with pytest.raises(KeyboardInterrupt):
+        ppo.train(make=lambda *_: simulator("same", N), resume=named, update=stop)
+    assert (
+        f"Interrupted at step {T * N}. To continue: --resume {named}\n" in capsys.readouterr().err
+    )
+    assert len(ppo.load_checkpoint("runs/old")["updates"]) == 2
 
 
 def test_a_whole_number_may_stand_for_a_fraction():

@@ -432,7 +432,8 @@ def test_what_is_seldom_meant_is_said(capsys):
 
     assert said() == said(-math.inf, math.inf) == said(scale_rewards=False, clip_vloss=False) == ""
     assert "--no-clip-vloss" in said(scale_rewards=False)
-    for bounds in ((0.0, 1.0), (-1.0, 0.0), (-100.0, 100.0)):
+    assert said(-math.inf, 1.0) == said(-1.0, math.inf) == said(-10.0, 10.0) == ""
+    for bounds in ((0.0, 1.0), (-1.0, 0.0), (-100.0, 1.0), (-1.0, 100.0), (-math.inf, 100.0)):
         assert f"between [{bounds[0]}] and [{bounds[1]}]: let the simulator scale" in said(*bounds)
 
 
@@ -451,7 +452,9 @@ def test_short_runs_are_not_compiled_unless_it_is_asked_for(capsys, monkeypatch)
     with pytest.raises(ppo.UsageError, match=r"--compile \(False\) must be one of auto, yes, no"):
         ppo.Args(compile="False")
     monkeypatch.setattr(ppo, "WORLD_SIZE", 2)
-    assert not pays("yes", many)
+    assert not pays("auto", many) and not pays("no", many)
+    with pytest.raises(ppo.UsageError, match="--compile yes is for one process"):
+        pays("yes", many)
 
 
 # --- Modules and pictures ---

@@ -75,7 +75,7 @@ REFUSED = [
     (HERE + "choices", "try recipes/discrete_actions.py, ppo_multidiscrete.py or ppo_atari.py"),
     (HERE + "broken", "Step 31 of environment 3: observation or reward is not finite."),
     (HERE + "infinite", "Step 31 of environment 3: observation or reward is not finite."),
-    (HERE + "same --value-obs state", "--value-obs (state) must be among obs."),
+    (HERE + "same --value-obs state", "--value-obs (state) must be among obs, each once."),
     (HERE + "same --lr 1e30", "Not finite at step 144: losses/"),
     ("--env-id Nowhere-v0", "--env-id"),
 ]
