@@ -1165,8 +1165,8 @@ def load_checkpoint(run_dir: str | Path | Saved, agent_class: type[Agent] | None
 def settings_for(saved: Saved, args: Args | None, env_factory: EnvFactory | None) -> Args:
     """`args`, or by default those of a checkpoint, if there is one. Refuses what cannot work."""
     args = args or saved.get("args") or Args()
-    if vars(args).keys() != vars(Args()).keys():  # before training, rather than at --resume
-        raise UsageError("Settings of a subclass cannot be loaded again: add yours to Args itself.")
+    if vars(args).keys() != vars(Args()).keys():  # a subclass: --resume would fail, too late
+        raise UsageError("Only settings of Args itself can be loaded again: add yours to it.")
     if saved and args.run_name not in (None, saved["args"].run_name):
         raise UsageError(f"--run-name: a run stays in its folder, {saved['run_dir']}.")
     if saved and saved["own_env"] and not env_factory and args.env_id == saved["args"].env_id:

@@ -169,7 +169,7 @@ def test_a_command_makes_the_run_of_its_settings_and_leaves_what_happened(
     assert saved["args"] == vars(run["args"])
     assert list(texts) == models == list(results)[: len(models)]
     assert len(closed) == len([*folder.glob("*/events*")]) == len({x for x, *_ in closed})
-    assert texts["sft"][0] in printed and "Pairs held out: accuracy 0." in printed
+    assert texts["sft"][0] in printed and "Reward model: accuracy 0." in printed
     kl = [results[name]["objective/kl"] for name in models]
     assert abs(kl[0]) < 1e-5 < min(kl[1:]) and len(set(kl)) == len(kl)
     for (name, form), (args, *_, updates) in zip(script.forms.items(), trained, strict=True):
