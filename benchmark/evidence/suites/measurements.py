@@ -96,11 +96,11 @@ MEASUREMENTS = {
         Entry(THEIRS, 51200, f"{SMALL} --kind classic", SB3),
     ),
     "llm": Measurement(
-        "SmolLM2-135M learns sums on two cores; 64 episodes (steps) an iteration, 4 minibatches",
-        (
-            Entry("ppo_llm.py, PPO", 512, **SUMS),  # its whole default run
+        "SmolLM2-135M learns sums on two cores; 4 iterations of 64 episodes (steps), 4 minibatches",
+        (  # of the same length: answers become shorter
+            Entry("ppo_llm.py, PPO", 256, **SUMS),
             Entry("ppo_llm.py, GRPO", 256, "--advantages group", **SUMS),
-            Entry("TRL's GRPOTrainer", 192, **TRL),
+            Entry("TRL's GRPOTrainer", 256, **TRL),
         ),
         threads=2,
     ),
