@@ -556,7 +556,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
     agent = saved["agent"] if saved else parts.agent_class(*sizes)
     agent.to(device).eval()  # dropout and the like are only switched on for updates
     agent.bfloat16 = args.bfloat16
-    adam = torch.optim.Adam(agent.parameters(), fused=True)  # its step size: in `ppo_update`
+    adam = torch.optim.Adam(agent.parameters(), fused=True)  # its step size: before each update
     if saved:
         adam.load_state_dict(saved["adam"])
     episodes = saved.get("episodes", [])
@@ -725,6 +725,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         with torch.no_grad():  # one game, since all would take a tenth of the update's time
             _, new_logprobs, _ = agent.evaluate_actions(obs[:-1, 0], actions[:, 0])
         logratio = new_logprobs - logprobs[:, 0]
+        # What was paid in the end, to check `returns`, which `gae` has computed.
         observed = observed_returns(batch_rewards, next_values, terminated, done, args.gamma)
         bias = (values - observed).mean() / (observed.square().mean().sqrt() + 1e-8)
         metrics = means(mb_metrics)

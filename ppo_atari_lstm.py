@@ -146,7 +146,7 @@ class Args:
             raise UsageError(f"--num-envs ({self.num_envs}) must be a multiple of {parts}.")
         batch = self.num_steps * self.num_envs
         flag = "--num-steps * --num-envs"
-        if batch == self.num_minibatches:
+        if batch == self.num_minibatches:  # one sample has std 0
             raise UsageError(f"{flag} ({batch}) must be 2, 3, 4... times --num-minibatches.")
         if not batch <= self.total_timesteps < math.inf:
             raise UsageError(f"--total-timesteps must be finite, and at least {flag} ({batch}).")
@@ -304,7 +304,7 @@ class Agent(nn.Module):
     Both heads use the LSTM's output, as in ppo2's `cnn_lstm` [common/models.py L187-210].
     """
 
-    bfloat16 = False  # `train` sets it
+    bfloat16 = False  # `learn` sets it
 
     def __init__(self, num_actions: int) -> None:
         super().__init__()
@@ -587,7 +587,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
     agent = saved["agent"] if saved else parts.agent_class(*sizes)
     agent.to(device).eval()  # dropout and the like are only switched on for updates
     agent.bfloat16 = args.bfloat16
-    adam = torch.optim.Adam(agent.parameters(), fused=True)  # its step size: in `ppo_update`
+    adam = torch.optim.Adam(agent.parameters(), fused=True)  # its step size: before each update
     if saved:
         adam.load_state_dict(saved["adam"])
     episodes = saved.get("episodes", [])
@@ -634,7 +634,8 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         starts[-1] = saved["starts"].to(device)
         state = saved["state"].to(device)
     else:
-        # Only seeds are drawn here: that iteration `finished` drew its noise from it does no harm.
+        # A new run, or one that could not be replayed. Iteration `finished` drew its noise from
+        # the same generator, which does no harm to seeds.
         rng = np.random.default_rng([args.seed, finished])
         games.call("load", {i: rng.integers(2**31).item() for i in range(args.num_envs)})
     obs[-1] = torch.from_numpy(raw_obs)
@@ -762,6 +763,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         with torch.no_grad():  # one game, since all would take a tenth of the update's time
             one = (x[:, :1] for x in (obs[:-1], starts[:-1], rollout_state, actions))
             logratio = agent.evaluate_actions(*one)[1] - logprobs[:, :1]
+        # What was paid in the end, to check `returns`, which `gae` has computed.
         observed = observed_returns(batch_rewards, next_values, terminated, done, args.gamma)
         bias = (values - observed).mean() / (observed.square().mean().sqrt() + 1e-8)
         metrics = means(mb_metrics)

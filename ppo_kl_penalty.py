@@ -541,7 +541,8 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
     if replayed:  # the saved statistics have seen these observations
         discounted_returns = saved["discounted_returns"].numpy()
     else:
-        # Only seeds are drawn here: that iteration `finished` drew its noise from it does no harm.
+        # A new run, or one that could not be replayed. Iteration `finished` drew its noise from
+        # the same generator, which does no harm to seeds.
         rng = np.random.default_rng([args.seed, finished])
         for i, env in enumerate(envs):
             raw_obs[i] = env.begin(rng.integers(2**31).item())
@@ -676,6 +677,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
 
         # --- Log and save ---
         logratio = new_logprobs - batch.logprobs
+        # What was paid in the end, to check `returns`, which `gae` has computed.
         observed = observed_returns(batch_rewards, next_values, terminated, done, args.gamma)
         bias = (values - observed).mean() / (observed.square().mean().sqrt() + 1e-8)
         metrics = means(mb_metrics) | {
@@ -683,7 +685,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
             "check/target_std": returns.std(),  # what explained variance is relative to
             "check/value_bias": bias,  # nearly 0 once trained, if ends of episodes are right
             "check/update": (normalize(logratio) * normalize(batch.advantages)).mean(),  # positive
-            "check/acting": approx_kl(acting_logprobs - logprobs),  # 0 if they agree
+            "check/acting": approx_kl(acting_logprobs - logprobs),  # 0 if NumPy and PyTorch agree
             "check/first_kl": mb_metrics[0]["losses/approx_kl"][0],  # 0 before the first step
             "check/kl_after": kl,  # of the whole update, exact
             "charts/learning_rate": learning_rate,

@@ -500,7 +500,8 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
     if replayed:  # the saved statistics have seen these observations
         discounted_returns = saved["discounted_returns"].numpy()
     else:
-        # Only seeds are drawn here: that iteration `finished` drew its noise from it does no harm.
+        # A new run, or one that could not be replayed. Iteration `finished` drew its noise from
+        # the same generator, which does no harm to seeds.
         rng = np.random.default_rng([args.seed, finished])
         for i, env in enumerate(envs):
             raw_obs[i] = env.begin(rng.integers(2**31).item())
@@ -591,6 +592,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
             batch_masks = torch.tensor(masks[:-1], device=device)
             batch_actions = torch.tensor(actions, device=device)
             values, logprobs, _ = agent.evaluate_actions(batch_obs, batch_masks, batch_actions)
+            # What the policy in NumPy has said of the same actions, for `check/acting`.
             all_scores = to_tensor(scores(obs[:-1], masks[:-1]))  # (T, N, k, n)
             acting_logprobs, _ = masked_categorical(all_scores, batch_masks, batch_actions)
             # The value of the next observation predicts what follows a step. Where the episode
@@ -636,6 +638,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         # --- Log and save ---
         # Copied from ppo_continuous_action.py
         logratio = new_logprobs - batch.logprobs
+        # What was paid in the end, to check `returns`, which `gae` has computed.
         observed = observed_returns(batch_rewards, next_values, terminated, done, args.gamma)
         bias = (values - observed).mean() / (observed.square().mean().sqrt() + 1e-8)
         metrics = means(mb_metrics) | {
@@ -643,7 +646,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
             "check/target_std": returns.std(),  # what explained variance is relative to
             "check/value_bias": bias,  # nearly 0 once trained, if ends of episodes are right
             "check/update": (normalize(logratio) * normalize(batch.advantages)).mean(),  # positive
-            "check/acting": approx_kl(acting_logprobs - logprobs),  # 0 if they agree
+            "check/acting": approx_kl(acting_logprobs - logprobs),  # 0 if NumPy and PyTorch agree
             "check/first_kl": mb_metrics[0]["losses/approx_kl"][0],  # 0 before the first step
             "charts/learning_rate": learning_rate,
             "charts/SPS": batch_size / (time.perf_counter() - start_time),

@@ -99,7 +99,7 @@ today's Gymnasium, 1.4 | yes | 0.29; with 1.4 it logs no episodes | yes | |
 steps per second, one core | [{ours}](benchmark/pages/implementations.md) | {cleanrl} | 1 × | |
 simulators with thousands of environments | [EnvPool, mjlab, your own](ppo_vector_env.py) | \
 Isaac Gym; EnvPool's Atari | through NumPy | Isaac Lab, mjlab, your own |
-language models: PPO with a value function | [any causal transformer](ppo_llm.py) | – | – | – | \
+language models: PPO with a value function | [causal transformers](ppo_llm.py) | – | – | – | \
 [removed in 1.13](https://github.com/huggingface/trl/pull/7020)
 find a wrong line in your copy | [`diff`](DEBUGGING.md) names it, in seconds | – | – | – | –"""
 
