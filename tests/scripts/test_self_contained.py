@@ -1,7 +1,6 @@
 """Each script stands alone: no sibling imports, documented and used settings, its own packages."""
 
 import ast
-import json
 import re
 import sys
 import tomllib
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import ppo_continuous_action as ppo
+import ppo_llm
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(ROOT.glob("*.py"))
@@ -112,7 +112,9 @@ def test_the_examples_in_the_readme_act_and_reward(monkeypatch):
     names = {}
     exec(use, names)
     exec(reward, names)
-    row = json.loads(reward.splitlines()[0].removeprefix("# "))
-    rewards = [names["reward"](x, row["answer"]) for x in ("Snow is White.", row["prompt"])]
-    assert rewards == [1.0, 0.0]
+    lines = re.findall(r'^    ({"prompt": .*})$', text, re.MULTILINE)
+    Path("my.jsonl").write_text("\n".join(lines))
+    for prompt, others in ppo_llm.read_lines("my.jsonl"):
+        texts = (f"It is {others['answer'].upper()}.", prompt)
+        assert [names["reward"](x, **others) for x in texts] == [1.0, 0.0]
     assert names["policy"](names["obs"]).shape == names["env"].action_space.shape
