@@ -540,8 +540,8 @@ def train(
 
     `resume` is the folder of a run to continue. Returns the `agent`; the `episodes` of this
     process, each {"global_step", "return", "length"}; `updates`, the metrics of each iteration;
-    `evaluations`, (iteration, return) of each; `args` and `run_dir`. The first process saves its
-    own, so that after `resume`, all have its entries of before.
+    `evaluations`, (iteration, return) of each; `args`; `run_dir`. What was before `resume` is the
+    first process's.
     """
     saved = load_checkpoint(resume) if resume is not None else {}
     with ExitStack() as resources:
