@@ -1303,7 +1303,7 @@ def main() -> None:
         args = command.args
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
-        if command.evaluate:
+        if command.evaluate is not None:
             for name, value in vars(args).items():
                 if value != getattr(saved["args"], name) and name not in PLAYED:
                     flag = f"--{name.replace('_', '-')}"

@@ -80,6 +80,7 @@ PLAYED = {"env", "prompts", "reward", "max_turns", "max_tokens", "sampling_batch
 PLAYED |= {"float32", "device", "eval_episodes"}  # settings that --evaluate uses
 EnvFactory = Callable[[], gym.Env]
 STOP: list[int] = []  # signals received: the run ends after this iteration
+Saved = dict[str, Any]  # a checkpoint that `load_checkpoint` has read
 Messages = list[dict[str, str]]  # [{"role": "user", "content": "..."}, ...]
 
 
@@ -224,10 +225,9 @@ def respond(
     device = seen.device
     tokens, added = pad_left([x.tokens[x.num_read :] for x in episodes], device)
     # Layers with a window count padding: behind a token (a 1, then a 0), it pushes others out.
-    ahead = torch.cat([seen, added], dim=1)
-    padded_behind = (ahead.diff(dim=1) < 0).any()
-    if ahead.shape[1] + args.max_tokens > window_of(model) and padded_behind:
-        problem = "padding would change what some layers of --model see"
+    limit, ahead = padding_limit(model), torch.cat([seen, added], dim=1)
+    if ahead.shape[1] + args.max_tokens > limit and (ahead.diff(dim=1) < 0).any():
+        problem = f"beyond {limit} tokens, padding changes what some layers of --model see"
         raise UsageError(f"In episodes of several turns, {problem}: use --sampling-batch 1.")
     writing = [True] * len(episodes)
     for _ in range(args.max_tokens):
@@ -534,7 +534,9 @@ def add_gradients(
 
 
 def train(
-    args: Args | None = None, make: Callable | None = None, resume: str | Path | None = None
+    args: Args | None = None,
+    make: Callable | None = None,
+    resume: str | Path | Saved | None = None,
 ) -> dict[str, Any]:
     """Train a model in the environment of the settings, or in those that `make()` returns.
 
@@ -690,18 +692,16 @@ def check_settings(args: Args) -> None:
     """Refuse numbers out of their range, and settings that do not fit together."""
     highest = {"gamma": 1, "gae_lambda": 1, "value_lambda": 1, "seed": 2**63 - 1}
     may_be_zero = ("seed", "lora_rank", "value_warmup")
-    for name, value in vars(args).items():
-        is_count = type(getattr(type(args), name, None)) is int  # if its default is one
-        low = 1 if is_count and name not in may_be_zero else 0
-        low = 1e-6 if name == "temperature" else low
-        high = highest.get(name, math.inf)
-        if type(value) in (int, float) and not (low <= value <= high and value < math.inf):
-            flag = f"--{name.replace('_', '-')} ({value})"
-            raise UsageError(f"{flag} must be from {low} to {high}, and finite.")
     for field in dataclasses.fields(args):
-        choices = get_args(field.type) if get_origin(field.type) is Literal else ()
-        if choices and (value := getattr(args, field.name)) not in choices:
-            flag = f"--{field.name.replace('_', '-')} ({value})"
+        value, kind = getattr(args, field.name), type(field.default)
+        flag = f"--{field.name.replace('_', '-')} ({value})"
+        low = 1 if kind is int and field.name not in may_be_zero else 0
+        low = 1e-6 if field.name == "temperature" else low
+        high = highest.get(field.name, math.inf)
+        if type(value) in (int, float) and not (low <= value <= high and value < math.inf):
+            raise UsageError(f"{flag} must be from {low} to {high}, and finite.")
+        choices = get_args(field.type) if get_origin(field.type) is Literal else (value,)
+        if value not in choices:
             raise UsageError(f"{flag} must be one of {', '.join(choices)}.")
     if bool(args.prompts) != bool(args.reward):
         raise UsageError("--prompts FILE.jsonl and --reward MODULE:FUNCTION need each other.")
@@ -804,12 +804,12 @@ def pad_left(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tenso
     return torch.tensor(tokens, **integers), torch.tensor(seen, **integers)
 
 
-def window_of(model: Any) -> float:
-    """The smallest number of tokens that a layer sees; infinity if all see the whole text."""
+def padding_limit(model: Any) -> float:
+    """Up to so many tokens, padding between them changes nothing; infinity for most models."""
     from transformers import DynamicCache
 
     if model.config.model_type == "mpt":
-        return 0  # its positions count padding behind a token, even if it sees all
+        return 0  # its positions count padding behind a token
     layers = DynamicCache(config=model.config).layers
     return min((x.sliding_window for x in layers if x.is_sliding), default=math.inf)
 
@@ -837,7 +837,7 @@ def read_prompts(model: Any, episodes: list[Episode], device: torch.device) -> t
     distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
     alike = [len({*x}) == 1 for x in zip(*distinct)]
     start = [*alike, False].index(False)  # what all begin with is read once, too
-    if window_of(model) < math.inf:
+    if padding_limit(model) < math.inf:
         start = 0  # padding would stand behind it, and a window counts padding
     beginning = torch.tensor(prompts[0][:start], device=device)
     cache = read_beginning(model.base_model, beginning, len(distinct))
@@ -1154,8 +1154,10 @@ def save_checkpoint(
     os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")  # always a whole one
 
 
-def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
+def load_checkpoint(run_dir: str | Path | Saved) -> Saved:
     """All that a run has saved, with its `args`. Loading it runs no code."""
+    if isinstance(run_dir, dict):  # it has been loaded
+        return run_dir
     path = Path(run_dir, "checkpoint.pt")
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
@@ -1192,12 +1194,14 @@ def save_model(model: Any, adapter: Any, chat: Chat, folder: Path) -> None:
     chat.tokenizer.save_pretrained(folder)
 
 
-def load_trained(run_dir: str | Path, args: Args | None = None) -> tuple[Args, Any, Chat]:
+def load_trained(run_dir: str | Path | Saved, args: Args | None = None) -> tuple[Args, Any, Chat]:
     """The settings of a run that has ended, its model, and the model's format of chats."""
-    folder, saved = Path(run_dir, "model"), load_checkpoint(run_dir)
+    saved = load_checkpoint(run_dir)
+    folder = saved["run_dir"] / "model"
     # The model of a run that was resumed with more iterations is that of its first end.
     if not folder.is_dir() or len(saved["updates"]) < saved["args"].num_iterations:
-        raise UsageError(f"{folder} is written when a run ends: --resume {run_dir} continues it.")
+        hint = f"--resume {saved['run_dir']} continues it"
+        raise UsageError(f"{folder} is written when a run ends: {hint}.")
     args = args or saved["args"]
     model_args = dataclasses.replace(args, model=str(folder), lora_rank=0)
     model, chat, _ = load_model(model_args, choose_device(args))
@@ -1217,7 +1221,10 @@ def load_policy(run_dir: str | Path, max_tokens: int | None = None) -> Callable[
 
 
 def evaluate(
-    run_dir: str | Path, episodes: int = 64, make: Callable | None = None, args: Args | None = None
+    run_dir: str | Path | Saved,
+    episodes: int = 64,
+    make: Callable | None = None,
+    args: Args | None = None,
 ) -> list[float]:
     """Returns of episodes with held-out seeds, played with the most likely tokens.
 
@@ -1253,22 +1260,24 @@ def main() -> None:
     parser.add_argument("--resume", "--evaluate", dest="folder")
     try:
         folder = parser.parse_known_args()[0].folder
-        args = load_checkpoint(folder)["args"] if folder is not None else Args()
+        saved = load_checkpoint(folder) if folder is not None else {}
+        args = saved.get("args") or Args()
         command = tyro.cli(Command, default=Command(args))
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
-        if command.evaluate:
+        if command.evaluate is not None:
             for name, value in vars(command.args).items():
                 if value != getattr(args, name) and name not in PLAYED:
                     flag = f"--{name.replace('_', '-')}"
                     raise UsageError(f"{flag} is for training: --evaluate does not use it.")
-            evaluate(folder, command.args.eval_episodes, args=command.args)
+            del saved["weights"], saved["adam"]  # large, and only for training
+            evaluate(saved, command.args.eval_episodes, args=command.args)
         else:
             for name in ("SIGINT", "SIGTERM", "SIGHUP"):
                 number = getattr(signal, name, None)  # Windows has no SIGHUP
                 if number and signal.getsignal(number) != signal.SIG_IGN:  # `nohup` ignores it
                     signal.signal(number, stop)
-            result = train(command.args, resume=folder)
+            result = train(command.args, resume=saved)
             updates, run_dir = result["updates"], result["run_dir"]
             if len(updates) < result["args"].num_iterations:
                 where = f"Interrupted at step {updates[-1]['global_step']}."

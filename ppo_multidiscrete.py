@@ -592,7 +592,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
             batch_masks = torch.tensor(masks[:-1], device=device)
             batch_actions = torch.tensor(actions, device=device)
             values, logprobs, _ = agent.evaluate_actions(batch_obs, batch_masks, batch_actions)
-            # What the policy in NumPy has said of the same actions, for `check/acting`.
+            # What the NumPy policy computed for the same actions, for `check/acting`.
             all_scores = to_tensor(scores(obs[:-1], masks[:-1]))  # (T, N, k, n)
             acting_logprobs, _ = masked_categorical(all_scores, batch_masks, batch_actions)
             # The value of the next observation predicts what follows a step. Where the episode
@@ -1311,7 +1311,7 @@ def main() -> None:
         args = command.args
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
-        if command.evaluate:
+        if command.evaluate is not None:
             for name, value in vars(args).items():
                 if value != getattr(saved["args"], name) and name not in PLAYED:
                     flag = f"--{name.replace('_', '-')}"

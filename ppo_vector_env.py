@@ -816,20 +816,18 @@ def check_settings(args: Args) -> None:
     """Refuse numbers out of their range, and sizes that do not fit together."""
     if isinstance(args.compile, bool):  # as programs for version 6 say it
         object.__setattr__(args, "compile", "yes" if args.compile else "no")
-    for field in dataclasses.fields(args):
-        choices = get_args(field.type) if get_origin(field.type) is Literal else ()
-        if choices and (value := getattr(args, field.name)) not in choices:
-            flag = f"--{field.name.replace('_', '-')} ({value})"
-            raise UsageError(f"{flag} must be one of {', '.join(choices)}.")
     highest = {"gamma": 1, "gae_lambda": 1, "seed": 2**63 - 1}
     lowest = {"seed": 0, "num_steps": 2, "init_std": 1e-6}  # one step may be no experience
-    for name, value in vars(args).items():
-        is_count = type(getattr(type(args), name, None)) is int  # as its default
-        low = lowest.get(name, 1 if is_count else 0)
-        high = highest.get(name, math.inf)
+    for field in dataclasses.fields(args):
+        value, kind = getattr(args, field.name), type(field.default)
+        flag = f"--{field.name.replace('_', '-')} ({value})"
+        low = lowest.get(field.name, 1 if kind is int else 0)
+        high = highest.get(field.name, math.inf)
         if type(value) in (int, float) and not low <= value <= high:  # or if it is NaN
-            flag = f"--{name.replace('_', '-')} ({value})"
             raise UsageError(f"{flag} must be from {low} to {high}.")
+        choices = get_args(field.type) if get_origin(field.type) is Literal else (value,)
+        if value not in choices:
+            raise UsageError(f"{flag} must be one of {', '.join(choices)}.")
     if min(args.hidden, default=1) < 1:
         raise UsageError(f"--hidden {args.hidden} must be positive.")
     batch = args.num_steps * args.num_envs
@@ -1214,7 +1212,7 @@ def main() -> None:
         command = tyro.cli(Command, args=flags, default=Command(args))
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
-        if command.evaluate:
+        if command.evaluate is not None:
             for name, value in vars(command.args).items():
                 if value != getattr(args, name) and name not in PLAYED:
                     flag = f"--{name.replace('_', '-')}"

@@ -143,4 +143,5 @@ def test_when_the_learner_is_killed_its_processes_end(
     else:
         assert learner.exitcode == 128 + kind
         last = error.rstrip().splitlines()[-1]
-        assert re.fullmatch(r"Interrupted at step \d+\. To continue.*: --resume runs/run", last)
+        advice = "To continue from the last checkpoint: --resume runs/run"
+        assert re.fullmatch(rf"Interrupted at step \d+\. {advice}", last)
