@@ -67,7 +67,7 @@ def scripts_table(folders: Folders) -> str:
                 "score": script.score,
                 "mean ± std (seeds)": f"{plus_minus(scores)} ({len(scores)})",
                 "IQM": number(interquartile_mean(scores)) if len(scores) > 3 else "–",
-                "ppo2 by then": tables.ppo2_by_then(script.environment, steps)[0],
+                "ppo2 by then": tables.ppo2_by_then(script.environment, steps),
                 "minutes": f"{minutes}{several}",
             }
         )

@@ -28,6 +28,7 @@ from benchmark.lab.tables import (
 REFERENCE = ROOT / "benchmark" / "reference"  # its README.md says where the numbers are from
 FIGURE3 = "paper, Figure 3"
 OCTOBER = "ppo2_games_october"  # the file of ppo2's second version of its curves
+PPO2_SEEDS = 6
 SCORES = ["score", "mean_return", "hours"]
 # Columns of published numbers, by their sources in `reference/scores.csv`.
 SOURCES = {
@@ -225,23 +226,25 @@ def with_range(scores: pd.Series) -> str:
     return number(scores.mean()) + ends
 
 
-def ppo2_by_then(environment: str, steps: float, name: str = "ppo2_curves") -> list[str]:
-    """ppo2's return after as many steps and the ends of its band, by a file of OpenAI's curves.
+def ppo2_by_then(environment: str, steps: float, name: str = "ppo2_curves") -> str:
+    """ppo2's mean return after as many steps ± standard deviation, from a file of its curves.
 
-    Each is – if there is no such curve.
+    It is – if there is no such curve. The band around a curve is taken for the standard error of
+    six seeds (benchmark/closed/enduro/page.md says why).
     """
     curves = reference(name)
     curve = curves[curves["environment"] == environment.partition("-")[0]]
     if curve.empty or not steps:
-        return ["–"] * 3
-    columns = (curve[x] for x in ("return", "low", "high"))
-    return [number(np.interp(steps, curve["global_step"], x)) for x in columns]
+        return "–"
+    mean, low, high = (
+        np.interp(steps, curve["global_step"], curve[x]) for x in ("return", "low", "high")
+    )
+    return number(mean, (high - low) / 2 * np.sqrt(PPO2_SEEDS))
 
 
 def games_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant in each game, also as shares of the way from random to human play."""
     rows, play = [], reference("atari").set_index("game")
-    with_band = "{} ({} to {})".format
     runs = runs_of(suite, folders)
     for (game, label), own in runs.groupby(["environment", "label"], sort=False, observed=True):
         random, human = play.loc[game]
@@ -253,8 +256,8 @@ def games_table(suite: Suite, folders: Folders) -> str:
                 "human": f"{(own['score'].mean() - random) / (human - random):.0%}",
                 "whole run": plus_minus(own["mean_return"]),
                 "hours per run": RATIO(own["hours"].median()),
-                "ppo2 by then, August 2018": with_band(*ppo2_by_then(game, steps)),
-                "October 2018": with_band(*ppo2_by_then(game, steps, OCTOBER)),
+                "ppo2 by then, August 2018": ppo2_by_then(game, steps),
+                "October 2018": ppo2_by_then(game, steps, OCTOBER),
                 **{"random play": number(random), "human play": number(human)},
             }
         )

@@ -14,8 +14,9 @@ FOLDERS = Folders()
 
 # A suite, runs with their scores, and rows of the table, in which … stands for any text.
 # Pong: from -20.7 to 9.3, 3 is 23.7 of 30. ppo2 was at 17.28 (16.87 to 17.69) at 1.92M, at 17.38
-# (16.92 to 17.83) at 2.02M, in October at 13.86 (12.45 to 15.27) and 14.17 (12.83 to 15.52). In
-# minimal's nine pairs with its baseline, one is won and one is a tie. A single run has no P.
+# (16.92 to 17.83) at 2.02M, in October at 13.86 (12.45 to 15.27) and 14.17 (12.83 to 15.52); half
+# of these widths, times the root of six seeds, are 1.1 and 3.3. In minimal's nine pairs with its
+# baseline, one is won and one is a tie. A single run has no P.
 BY_HAND = """
 figure3
 figure3 Hopper-v4 10 20 30
@@ -29,13 +30,13 @@ games Pong 0 6
 games Qbert 163.9
 | Qbert | four frames, no memory | 1 | 164 | 0% | 82.0 | 0.50 |…| 164 | 13455 |
 | Pong | four frames, no memory | 2 | 3.0 (0.0 to 6.0) | 79% | 1.5 ± 1.5 |…
-| Pong |…| 17.4 (16.9 to 17.8) | 14.1 (12.8 to 15.5) | -20.7 | 9.3 |
+| Pong |…| 17.4 ± 1.1 | 14.1 ± 3.3 | -20.7 | 9.3 |
 |…2 of 15 runs are done.
 
 scripts
 games/lstm Pong 10 20 30
-| [ppo_atari_lstm.py](ppo_atari_lstm.py) |… paper's | return | 20.0 ± 8.2 (3) | – | 17.4 | 30 |
-| [ppo_atari.py](ppo_atari.py) |… fall over 10M | return | 13.4 ± 3.0 (2) | – | 17.4 | 77 |
+| [ppo_atari_lstm.py](ppo_atari_lstm.py) |… | return | 20.0 ± 8.2 (3) | – | 17.4 ± 1.1 | 30 |
+| [ppo_atari.py](ppo_atari.py) |… fall over 10M | return | 13.4 ± 3.0 (2) | – | 17.4 ± 1.1 | 77 |
 | [ppo_minimal.py](ppo_minimal.py) |…| – | – | – |
 
 minimal
