@@ -34,8 +34,8 @@ games Qbert 163.9
 |…2 of 15 runs are done.
 
 scripts
-games/lstm Pong 10 20 30
-| [ppo_atari_lstm.py](ppo_atari_lstm.py) |… | return | 20.0 ± 8.2 (3) | – | 17.4 ± 1.1 | 30 |
+games/lstm Pong 1 2 3
+| [ppo_atari_lstm.py](ppo_atari_lstm.py) |… paper's | return | 2.0 ± 0.8 (3) | – | 17.4 ± 1.1 | 30 |
 | [ppo_atari.py](ppo_atari.py) |… fall over 10M | return | 13.4 ± 3.0 (2) | – | 17.4 ± 1.1 | 77 |
 | [ppo_minimal.py](ppo_minimal.py) |…| – | – | – |
 
